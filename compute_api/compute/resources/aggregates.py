@@ -83,7 +83,7 @@ def _default_zone(request: Request) -> str:
 def _change_and_show(
     request: Request, number: int, work: Callable[[Connection], None]
 ) -> JsonObject:
-    """Change an aggregate with ``work``, and return the response with the new state.
+    """Change the aggregate with this number by ``work``, and return its new state as response.
 
     The new state is read in the same transaction.
     """

@@ -124,7 +124,7 @@ def _wake_reimage(request: Request, events: Sequence[JsonMapping], rows: JsonMap
 def _refresh_interfaces(
     request: Request, events: Sequence[JsonMapping], rows: JsonMapping
 ) -> list[int]:
-    """Copy the interfaces of servers from the network service to their rows.
+    """Refresh the interfaces in the rows of servers with data from the network service.
 
     Servers without interfaces are left out, and their events succeed. Without a network service all
     events are UNPROCESSABLE.

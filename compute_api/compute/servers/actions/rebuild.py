@@ -64,7 +64,8 @@ def prepare(request: Request, server: ServerRecord, body: JsonObject) -> Prepare
 
     Raises:
         BadRequest: A field is invalid, or the image cannot be used.
-        Forbidden: The caller may not use a field, or a limit is exceeded.
+        Forbidden: The caller may not use a field, a limit is exceeded, or hosts could not download
+            the image.
         Conflict: Another request has changed the flavor or the image. This is raised when the
             action begins.
     """

@@ -43,7 +43,8 @@ def parse_body(request: Request) -> RequestedServers:
 
     Raises:
         BadRequest: A field is invalid, or the image does not exist for the caller.
-        Forbidden: Files or metadata exceed their limits, or the caller may not choose a host.
+        Forbidden: Files or metadata exceed their limits, the caller may not choose a host, or hosts
+            could not download the image.
     """
     body = request.body["server"]
     min_count, max_count = _parse_counts(body)

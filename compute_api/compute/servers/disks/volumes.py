@@ -64,7 +64,8 @@ def look_up(
 
     Raises:
         BadRequest: A resource does not exist for the caller, or cannot be used.
-        Forbidden: The policy does not allow the caller to attach volumes.
+        Forbidden: The policy does not allow the caller to attach volumes, or hosts could not
+            download an image.
     """
     if not mappings:
         return ServerVolumes()

@@ -62,7 +62,10 @@ class ChosenInterfaces:
 
 
 def refresh_interfaces(request: Request, networks: TenantNetworks, server_id: str) -> None:
-    """Copy the server's interfaces from the network service to its row."""
+    """Copy the data of the server's interfaces from the network service to the server's row.
+
+    Only interfaces in the row are changed. Other ports of the server are ignored.
+    """
     request.write(
         servers.refresh_interfaces, server_id, networks.interfaces(request.context.token, server_id)
     )
