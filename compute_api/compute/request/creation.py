@@ -303,7 +303,7 @@ class _ProjectUsage:
         return count
 
     def promise(self, creation: Creation, count: int) -> None:
-        """Count servers that this transaction will insert, for the checks of later requests."""
+        """Count ``count`` new servers as used, for the checks of later requests in the batch."""
         self.account.add(creation.user_id, creation.size, count)
         if creation.group is not None:
             self.members[creation.group] += count

@@ -35,7 +35,10 @@ class Links:
         return f"{self.base}/{self.project}{'/' if self.project else ''}"
 
     def of(self, collection: str, ident: str) -> list[dict[str, str]]:
-        """Return the self link and the bookmark link of a resource."""
+        """Return the self link and the bookmark link of a resource.
+
+        The resource has the id ``ident`` in ``collection``, for example "servers".
+        """
         path = f"{collection}/{quote(ident, safe='')}"
         return [{"rel": "self", "href": self.root + path}, self.bookmark(collection, ident)]
 

@@ -142,7 +142,10 @@ def _parse_time(text: str | None, now: int) -> int:
 def _build_usage(
     project: str, rows: list[Used], period: Period, detailed: bool, now: int
 ) -> JsonObject:
-    """Return the usage of a project, if ``detailed`` with its servers."""
+    """Return the usage of a project, if ``detailed`` with its servers.
+
+    The uptime of a server that still exists ends at ``now``.
+    """
     details = {"server_usages": [_build_server(row, now) for row in rows]} if detailed else {}
     return {
         "tenant_id": project,

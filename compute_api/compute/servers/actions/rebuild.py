@@ -207,7 +207,11 @@ def _make_begin(server: ServerRecord, has_new_image: bool, vault: Vault | None) 
 
     With a new image the action stores the old columns, in case the host refuses the image. The
     action also stores the new values of columns that other requests may change during the rebuild.
-    If the cloud has a key, the old user data is stored encrypted.
+
+    Args:
+        server: The row of the server, as checked before.
+        has_new_image: Whether the image changes or the root volume is overwritten.
+        vault: Encrypts the stored old user data. None means that the cloud has no key.
     """
 
     def begin(

@@ -78,6 +78,12 @@ def choose_interfaces(
 
     In a cloud without a network service the servers get no interfaces.
 
+    Args:
+        request: The request.
+        body: The object ``server`` of the request's body.
+        min_count: Least number of servers for which the quota must have ports.
+        max_count: Requested number of servers, reduced in the result to the quota of ports.
+
     Raises:
         BadRequest, Forbidden, Conflict: A network, port, address or group cannot be used.
         Unavailable: The network service does not answer.
@@ -234,6 +240,13 @@ def _look_up_ports(
 ) -> dict[str, JsonObject]:
     """Return the requested ports by id, after checks that a server can use them.
 
+    Args:
+        networks: The network service.
+        token: The caller's token.
+        project_id: Project of the server, to which the ports must belong.
+        items: Entries of the request. Entries without a port are skipped.
+        refusals: The errors that differ between a create and an attachment.
+
     Raises:
         BadRequest, NotFound, Conflict: A port cannot be used.
     """
@@ -360,7 +373,7 @@ def count_within_port_quota(
 ) -> int:
     """Return the number of servers for which the project's quota has ports, at most max_count.
 
-    ``requested`` are the interfaces of each server. Interfaces with an existing port need no quota.
+    ``requested`` are the interfaces of one server. Interfaces with an existing port need no quota.
 
     Raises:
         Forbidden: The quota has ports for fewer than min_count servers.
@@ -396,7 +409,7 @@ def _look_up_groups(
 def find_group(
     all_groups: Sequence[JsonObject], name: str, missing: type[errors.Problem]
 ) -> JsonObject:
-    """Return the group with this id, or else with this name.
+    """Return the group of ``all_groups`` with this id, or else with this name.
 
     Raises:
         missing: No group has this id or name.

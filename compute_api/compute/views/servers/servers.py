@@ -433,7 +433,10 @@ def rebuilt(row: ServerRecord, view: ServerView, version: int, password: str) ->
 def many(
     rows: Sequence[ServerRecord], view: ServerView, version: int, names_only: bool = False
 ) -> list[JsonObject]:
-    """Return the items of a list of servers. A damaged row gets a partial item."""
+    """Return the items of a list of servers. A damaged row gets a partial item.
+
+    With ``names_only`` an item has the fields ``NAMES`` only.
+    """
     getters = visible_fields(NAMES if names_only else FIELDS, version, view.allowed)
     return [_show_server(getters, row, view) for row in rows]
 
