@@ -59,8 +59,8 @@ def in_turn(services: Services, server_id: str, begin: Callable[[], T], *, waits
     """Begin an action as soon as earlier actions of the server have ended.
 
     Requests of this process to the same server begin their actions one after the other. The wait
-    takes at most ``TURN_TIMEOUTS`` times ``answer_timeout_seconds``. Then ``begin`` is called a
-    last time, even if other requests are still waiting.
+    takes at most ``TURN_TIMEOUTS`` times ``answer_timeout_seconds``. If other requests are
+    still first after this time, ``begin`` is called once without the turn.
 
     Args:
         services: The services, with the queues of requests and the timeout.
