@@ -59,8 +59,8 @@ def in_turn(services: Services, server_id: str, begin: Callable[[], T], *, waits
     """Begin an action as soon as earlier actions of the server have ended.
 
     Requests of this process to the same server begin their actions one after the other. The wait
-    takes at most ``TURN_TIMEOUTS`` times ``answer_timeout_seconds``. If other requests are
-    still first after this time, ``begin`` is called once without the turn.
+    takes at most ``TURN_TIMEOUTS`` times ``answer_timeout_seconds``. If another request
+    still has the turn after this time, ``begin`` is called once without the turn.
 
     Args:
         services: The services, with the queues of requests and the timeout.
@@ -168,7 +168,7 @@ def for_turn(
 ) -> T:
     """Call ``begin`` until it no longer raises Busy, and return its result.
 
-    With a timeout of 0, ``begin`` is called once.
+    With a timeout of 0, ``begin`` is called once. For the other arguments see ``for_step``.
 
     Raises:
         Busy: Another action was still running after the timeout.

@@ -77,8 +77,8 @@ def visible_fields(
         fields: All fields of the body.
         version: The microversion of the request.
         allowed: Policy rules that the caller passes.
-        change: Whether the response is that of an update, which lacks fields before their
-            ``Field.in_updates_since``.
+        change: Whether the response is that of an update. Before ``Field.in_updates_since`` a field
+            then has the value of ``Field.in_update``, or is missing.
     """
     shown = [
         field
