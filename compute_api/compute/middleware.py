@@ -121,7 +121,10 @@ class UrlProjects:
 
 
 class ComputeVersions:
-    """Stores the microversion of the request, and adds the version headers to the response."""
+    """Stores the microversion of the request, and adds the version headers to the response.
+
+    Below /v2 the version is the lowest, and the response has no version headers.
+    """
 
     def process_request(self, req: ComputeHttpRequest, resp: falcon.Response) -> None:
         state = req.context

@@ -128,7 +128,7 @@ def _convert_rule(body: JsonMapping) -> JsonObject:
     """Convert a rule to the format of the network service.
 
     A rule for a range of addresses needs a protocol and ports. A rule for a source group may omit
-    the ports, or both.
+    the ports, or the protocol and the ports.
 
     Raises:
         BadRequest: The rule is incomplete or invalid.

@@ -59,7 +59,8 @@ def in_turn(services: Services, server_id: str, begin: Callable[[], T], *, waits
     """Begin an action as soon as earlier actions of the server have ended.
 
     Requests of this process to the same server begin their actions one after the other. The wait
-    takes at most ``TURN_TIMEOUTS`` times ``answer_timeout_seconds``.
+    takes at most ``TURN_TIMEOUTS`` times ``answer_timeout_seconds``. If another request
+    still has the turn after this time, ``begin`` is called once without the turn.
 
     Args:
         services: The services, with the queues of requests and the timeout.
@@ -81,9 +82,18 @@ def in_turn(services: Services, server_id: str, begin: Callable[[], T], *, waits
 
 
 def begin_in_turn(services: Services, server_id: str, begin: Callable[[], T]) -> T:
-    """Begin an action at once, or if another action is running, in turn with a slot.
+    """Call ``begin``, and if another action is running, call it again when that action has ended.
 
-    Returns the result of ``begin``. If no slot is free, ``begin`` is only tried once more.
+    For the wait the request needs a slot (``slot``) and its turn (``in_turn``). If no slot is free,
+    ``begin`` is only tried once more.
+
+    Args:
+        services: The services, with the slots and the queues of requests.
+        server_id: Id of the server.
+        begin: Begins the action, or raises Busy while another action is running.
+
+    Returns:
+        The result of ``begin``.
 
     Raises:
         Busy: The earlier actions have not ended in time.
@@ -108,6 +118,15 @@ def for_step(
     """Wait for the success of a step, and return the step's event, or None after the timeout.
 
     A failed step counts only when the whole action has failed, after its undo.
+
+    Args:
+        store: The database, which is polled.
+        action_id: Id of the action.
+        step: Name of the step.
+        failure: The error to raise for a failure.
+        timeout_seconds: Limit for the wait.
+        clock: Measures the timeout. None means the real clock.
+        pause: Sleeps for a number of seconds.
 
     Raises:
         failure: The action failed at this step, or ended before the step succeeded. The text is
@@ -149,7 +168,7 @@ def for_turn(
 ) -> T:
     """Call ``begin`` until it no longer raises Busy, and return its result.
 
-    With a timeout of 0, ``begin`` is called once.
+    With a timeout of 0, ``begin`` is called once. For the other arguments see ``for_step``.
 
     Raises:
         Busy: Another action was still running after the timeout.

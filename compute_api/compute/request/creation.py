@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Create servers: one transaction for all create requests that are ready at the same moment.
 
-The thread of a request that arrives while no transaction runs commits all waiting requests,
-including its own. Threads that arrive meanwhile wait. When the transaction ends, the first of them
-commits the next batch. So many requests share the cost of the project lock and of the disk flush,
-and a single request never waits for others. This needs no additional thread.
+The thread of a request that arrives while no transaction runs commits its request. Threads that
+arrive meanwhile wait. When the transaction ends, the first of them commits the next batch: all
+waiting requests, at most ``max_batch``. So many requests share the cost of the project lock and of
+the disk flush, and a request that arrives alone does not wait. This needs no additional thread.
 
 Invariant: one bad request does not make others fail. A request over its quota fails alone. If a
 transaction with several requests fails, they are committed one by one, for example because the row
-of one project is locked.
+of one project is locked. Only if the database does not answer, all requests of the batch fail.
 
 If the database does not answer a COMMIT, a later read checks for the servers. Because the ids are
 created once for each POST, a retry cannot create servers twice.
@@ -116,7 +116,7 @@ def _is_committed(tx: Connection, outcomes: Outcomes) -> bool:
 
 
 class Creator:
-    """Creates all new servers of this process.
+    """Creates the servers of all create requests that this process receives.
 
     Args:
         store: The database.
@@ -204,6 +204,10 @@ class Creator:
         """Insert the rows of a batch, and return the outcome of each request.
 
         Invariant: this changes only the database, because the store may repeat the transaction.
+
+        Raises:
+            Problem: ``creation.rows`` or ``creation.volumes`` refuses a request. Then the whole
+                transaction is rolled back.
         """
         by_project: dict[str, list[_Ticket]] = {}
         for ticket in batch:
@@ -299,7 +303,7 @@ class _ProjectUsage:
         return count
 
     def promise(self, creation: Creation, count: int) -> None:
-        """Count servers that this transaction will insert, for the checks of later requests."""
+        """Count ``count`` new servers as used, for the checks of later requests in the batch."""
         self.account.add(creation.user_id, creation.size, count)
         if creation.group is not None:
             self.members[creation.group] += count

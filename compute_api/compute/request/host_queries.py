@@ -55,12 +55,12 @@ def query_hosts(
 ) -> dict[str, JsonObject | errors.Problem]:
     """Send a query to each of these hosts, one after the other, and return host -> answer or error.
 
-    A host that reports an error or does not answer has the error as value. Hosts that got no query
-    before ``TOTAL_TIMEOUT_SECONDS`` are left out.
+    A host that reports an error, has no key or does not answer has the error as value. Hosts
+    that got no query before ``TOTAL_TIMEOUT_SECONDS`` are left out.
 
     Args:
         request: The request that waits for the hosts.
-        hosts: Names of hosts, which should be up.
+        hosts: Names of hosts. Hosts that are down are left out by the caller.
         verb: Name of the query, which has no arguments.
 
     Raises:

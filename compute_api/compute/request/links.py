@@ -35,7 +35,10 @@ class Links:
         return f"{self.base}/{self.project}{'/' if self.project else ''}"
 
     def of(self, collection: str, ident: str) -> list[dict[str, str]]:
-        """Return the self link and the bookmark link of a resource."""
+        """Return the self link and the bookmark link of a resource.
+
+        The resource has the id ``ident`` in ``collection``, for example "servers".
+        """
         path = f"{collection}/{quote(ident, safe='')}"
         return [{"rel": "self", "href": self.root + path}, self.bookmark(collection, ident)]
 
@@ -47,7 +50,13 @@ class Links:
         }
 
     def next(self, path: str, query: Mapping[str, list[str]], marker: str) -> list[dict[str, str]]:
-        """Return the link to the next page of a list, as the only item of a list."""
+        """Return the link to the next page of a list, as the only item of a list.
+
+        Args:
+            path: Path of the list below the versioned root.
+            query: The query parameters of this request, which the link repeats except for marker.
+            marker: Id of the last item of this page, the new marker.
+        """
         pairs = [
             (name, value) for name, values in query.items() if name != "marker" for value in values
         ]

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Passwords and injected files of guests, which are stored encrypted until their action has ended.
 
-Create, rebuild and rescue use them. The response shows a new password once.
+Create, rebuild, rescue, evacuate and changePassword use them. Only the response of the
+request that begins the action shows the password. A repeated create can show the password again
+(``create.idempotency``).
 
 Invariant: logs, journals and arguments of actions contain no password. A cloud without [DEFAULT]
-secret_key shows passwords without storing them, and refuses files.
+secret_key shows passwords without storing them, and refuses files and changePassword.
 """
 
 from __future__ import annotations
@@ -47,6 +49,12 @@ def seal(
     """Return the encrypted secrets for the action's row, or None without secrets or without a key.
 
     Empty values are left out. Without a key the action runs without the password.
+
+    Args:
+        vault: Encrypts with the cloud's key. None means that the cloud has no key.
+        password: The new password, or None.
+        files: Files for the config drive, with path and contents.
+        more: Further secrets by name.
 
     Raises:
         NotImplementedHere: There are files, and this cloud has no key.

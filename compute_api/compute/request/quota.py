@@ -53,7 +53,11 @@ class UnregisteredLimits:
     listed: Iterable[str] = ("servers",)
 
     def limit(self, name: str) -> int:
-        """Return the limit of a resource without a registered limit: 0, or -1 for no limit."""
+        """Return the limit of a resource without a registered limit: 0, or -1 for no limit.
+
+        With the strategy "require" resources in ``listed`` have the limit 0, and others no limit.
+        With "ignore" resources in ``listed`` have no limit, and others the limit 0.
+        """
         return 0 if (name in self.listed) == (self.strategy == "require") else -1
 
 
@@ -92,7 +96,7 @@ class UnifiedLimits:
         return False
 
     def count(self, size: quotas.Size) -> dict[str, int]:
-        """Return the amounts of a request by Keystone's names of limits."""
+        """Return the servers and resource classes of ``size`` by Keystone's names of limits."""
         return {
             "servers": size.servers,
             **{CLASS + name: amount for name, amount in size.classes.items()},

@@ -17,9 +17,10 @@ class Turns:
 
     @contextmanager
     def first(self, server_id: str, timeout_seconds: float) -> Iterator[None]:
-        """Wait until this request is first in the server's queue, or until the timeout.
+        """Wait for this request's turn at the server, and hold the turn during the with block.
 
-        The with block runs in both cases. Afterwards the next request is first.
+        Only one request at a time has the turn. After the timeout the block runs without the turn.
+        The order of the waiting requests is not defined.
         """
         with self._lock:
             line, length = self._lines.get(server_id, (threading.Lock(), 0))

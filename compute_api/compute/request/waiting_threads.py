@@ -3,7 +3,8 @@
 
 A request to a server may wait for another action of the server, for a step of its own action, or
 for the server's host. Such requests have separate threads, so that they do not delay lists and
-other requests.
+other requests. Requests for assisted snapshots, hypervisors and console tokens can wait too, but
+their paths name no server, so they use the other threads.
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ def _default_zone(request: Request) -> str:
 def _change_and_show(
     request: Request, number: int, work: Callable[[Connection], None]
 ) -> JsonObject:
-    """Change an aggregate with ``work``, and return the response with the new state.
+    """Change the aggregate with this number by ``work``, and return its new state as response.
 
     The new state is read in the same transaction.
     """
@@ -146,6 +146,7 @@ def cache_images(request: Request, aggregate_id: str) -> ApiResponse:
 
     Raises:
         BadRequest: An image is repeated, does not exist for the caller, or is not active.
+        Forbidden: Kilonova's own user cannot read an image, so hosts could not download it.
         NotFound: The aggregate does not exist.
     """
     image_ids = [image["id"] for image in request.body["cache"]]

@@ -114,6 +114,9 @@ def _build_extension(alias: str, name: str) -> JsonObject:
 def announced(operations: Collection[str]) -> dict[str, str]:
     """Return alias -> name of the extensions that a cloud with these operations announces.
 
+    An extension in ``_PATHS`` needs an operation below its path, and an extension in ``OPERATIONS``
+    needs that operation. Other extensions are always announced.
+
     Args:
         operations: Methods with paths, for example "GET /servers", and keys of actions.
     """

@@ -5,6 +5,8 @@ An event is only a hint, so events may be lost, late or repeated. For example, t
 plugged port wakes the waiting action, which then reads the port from the network service. After
 other changes of the network the API reads the interfaces again. If the network service does not
 answer, the response is 503, and the sender may repeat the request.
+
+Each handler gets the request, the events with one name, and the rows of the servers by id.
 """
 
 from __future__ import annotations
@@ -79,7 +81,11 @@ def create(request: Request) -> ApiResponse:
 
 
 def _check_event(event: JsonMapping, row: ServerPlace | None) -> int:
-    """Return the error code of an event, or DONE if the event can be handled."""
+    """Return the error code of an event, or DONE if the event can be handled.
+
+    The code is MISSING if the server does not exist (``row`` is None), BAD if the tag is missing or
+    not allowed, and UNPROCESSABLE if the server is on no host or no handler has the event's name.
+    """
     if row is None:
         return MISSING
     allowed = _TAGS.get(event["name"])
@@ -98,7 +104,7 @@ def _wake_plug(request: Request, events: Sequence[JsonMapping], rows: JsonMappin
 def _wake_reimage(request: Request, events: Sequence[JsonMapping], rows: JsonMapping) -> list[int]:
     """Wake actions that wait for a volume. They read the result from the block storage service.
 
-    Return the code of each event: MISSING if the server does not have the volume.
+    Return the code of each event: MISSING if the server does not have the volume, otherwise DONE.
     """
     codes = []
     for event in events:
@@ -118,7 +124,7 @@ def _wake_reimage(request: Request, events: Sequence[JsonMapping], rows: JsonMap
 def _refresh_interfaces(
     request: Request, events: Sequence[JsonMapping], rows: JsonMapping
 ) -> list[int]:
-    """Copy the interfaces of servers from the network service to their rows.
+    """Refresh the interfaces in the rows of servers with data from the network service.
 
     Servers without interfaces are left out, and their events succeed. Without a network service all
     events are UNPROCESSABLE.
@@ -145,8 +151,9 @@ def _refresh_interfaces(
 def _detach(request: Request, events: Sequence[JsonMapping], rows: JsonMapping) -> list[int]:
     """Begin to detach deleted ports from their guests, and return the code of each event.
 
-    This includes locked servers, because the port no longer exists. If the state of a server does
-    not allow the detachment now, record a pending cleanup.
+    This includes locked servers, because the port no longer exists. If the state or a running
+    action of a server does not allow the detachment now, or the server's row lacks the port, see
+    ``_record_deletion``. The code is MISSING if the server does not exist any more, otherwise DONE.
     """
     codes = []
     for event in events:

@@ -56,7 +56,8 @@ def _list_parameters(request: Request) -> JsonObject:
 def _parse_public_filter(request: Request) -> bool | None:
     """Return the filter on public flavors. None means all flavors that the caller may use.
 
-    Only administrators can choose the filter. Their default is public flavors.
+    Only administrators can choose the filter. Their default is public flavors. For other callers
+    the result is None.
 
     Raises:
         BadRequest: An administrator's is_public is neither a boolean nor "none".

@@ -24,6 +24,7 @@ def index(request: Request, service_id: str) -> JsonObject:
     """Return the actions on a host, newest first, for GET /os-services/{service_id}/actions.
 
     Raises:
+        BadRequest: The id of the service is not a UUID.
         NotFound: The compute service does not exist.
     """
     microversions.check_extension(request.headers)
@@ -38,6 +39,7 @@ def show(request: Request, service_id: str, action_id: str) -> JsonObject:
     """Return an action on a host with its events.
 
     Raises:
+        BadRequest: The id of the service is not a UUID.
         NotFound: The compute service does not exist, or its host has no such action.
     """
     microversions.check_extension(request.headers)
@@ -55,6 +57,7 @@ def create(request: Request, service_id: str) -> ApiResponse:
     A conductor executes the action. The response does not wait for that.
 
     Raises:
+        BadRequest: The id of the service is not a UUID.
         NotFound: The compute service does not exist.
         Conflict: Another action on the host has not ended.
     """
@@ -80,6 +83,7 @@ def delete(request: Request, service_id: str, action_id: str) -> None:
     """Stop an action on a host, which then begins no further moves. Running moves continue.
 
     Raises:
+        BadRequest: The id of the service is not a UUID.
         NotFound: The compute service does not exist, or its host has no such action.
         Conflict: The action has ended.
     """

@@ -104,7 +104,10 @@ def _find_row(request: Request, hypervisor_id: str, key: str) -> Row | None:
 def _read_servers(
     request: Request, rows: list[Row], always: bool = False
 ) -> dict[str, list[dict[str, str]]] | None:
-    """Return host -> servers, or None unless ``always`` or with_servers (since 2.53) is set."""
+    """Return host -> servers, or None if the response does not show servers.
+
+    The response shows them if ``always`` is True or the query has with_servers (since 2.53).
+    """
     parameters = (
         request.route.query.at(request.version).document["properties"]
         if request.route.query
@@ -161,7 +164,8 @@ def uptime(request: Request, hypervisor_id: str) -> JsonObject:
     Raises:
         NotFound: The hypervisor does not exist.
         BadRequest: The host is down or does not answer.
-        Unavailable: Too many requests are waiting for hosts.
+        Unavailable: Too many requests are waiting for hosts, or the host has no key.
+        Problem: The host reports an error.
     """
     return _read_uptime(request, _get_row(request, hypervisor_id, "service_id"))
 
@@ -172,7 +176,8 @@ def uptime_by_uuid(request: Request, hypervisor_id: str) -> JsonObject:
     Raises:
         NotFound: The hypervisor does not exist.
         BadRequest: The id is not a UUID, or the host is down or does not answer.
-        Unavailable: Too many requests are waiting for hosts.
+        Unavailable: Too many requests are waiting for hosts, or the host has no key.
+        Problem: The host reports an error.
     """
     return _read_uptime(request, _get_row(request, _check_uuid(hypervisor_id), "provider_uuid"))
 

@@ -18,6 +18,8 @@ _RULE = "os_compute_api:os-keypairs:"
 def _find_owner(request: Request, operation: str) -> str:
     """Return the user in the query, or else the caller, after the check of the policy.
 
+    ``operation`` is the last part of the policy rule, for example show.
+
     Raises:
         Forbidden: The caller may not access the key pairs of this user.
     """

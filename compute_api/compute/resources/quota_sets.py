@@ -21,7 +21,10 @@ def _list_resources(request: Request, resources: dict[str, Range]) -> list[str]:
 
 
 def _check_policy(request: Request, operation: str, project_id: str) -> None:
-    """Raise Forbidden unless the caller may see the quotas of this project."""
+    """Raise Forbidden unless the caller may see the quotas of this project.
+
+    ``operation`` is the last part of the policy rule: show or detail.
+    """
     request.require(f"os_compute_api:os-quota-sets:{operation}", {"project_id": project_id})
 
 
@@ -79,7 +82,7 @@ def _count_usage(
 
 
 def _check_within_project(values: dict[str, int], limits: quotas.Numbers) -> None:
-    """Check limits of a user, for which -1 means no limit.
+    """Check new limits of a user (``values``) against those of the project. -1 means no limit.
 
     Raises:
         BadRequest: A limit is above the project's limit.
@@ -95,7 +98,8 @@ def _check_within_project(values: dict[str, int], limits: quotas.Numbers) -> Non
 def update(request: Request, project_id: str) -> JsonObject:
     """Set limits of a project or user for PUT /os-quota-sets/{project}, and return all limits.
 
-    With Keystone's limits this changes no limit, because those are set in Keystone.
+    With Keystone's limits this changes no limit, because those are set in Keystone. The response
+    then has the limits of the project, also for a user.
 
     Raises:
         BadRequest: Without ``force``: a limit is below the usage, or a user's limit is above the

@@ -48,6 +48,8 @@ def index(request: Request) -> JsonObject:
 def _find(tx: Connection, request: Request, group_id: str, operation: str) -> ServerGroupRow:
     """Return the row of a group after the check of the policy.
 
+    ``operation`` is the last part of the policy rule, for example show.
+
     Raises:
         NotFound: The group does not exist for the caller.
         Forbidden: The policy denies the operation.

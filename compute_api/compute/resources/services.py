@@ -73,7 +73,7 @@ def update_by_host(request: Request, service_id: str) -> JsonObject:
 
     Args:
         request: The request, whose body names host and binary.
-        service_id: enable, disable, disable-log-reason or force-down.
+        service_id: The change: enable, disable, disable-log-reason or (since 2.11) force-down.
 
     Raises:
         NotFound: The change or the service does not exist.
@@ -202,9 +202,10 @@ def delete(request: Request, service_id: str) -> None:
 def _delete(
     request: Request, shown: str, uuid: str | None = None, number: int | None = None
 ) -> None:
-    """Delete a service, and for a compute service all records of its host.
+    """Delete a service, and for a compute service also the host and its resource provider.
 
-    An agent that still runs registers again as a new service.
+    The keys and the join token of the host stay. An agent that still runs registers again as a new
+    service.
 
     Args:
         request: The request.
@@ -214,7 +215,8 @@ def _delete(
 
     Raises:
         NotFound: The service does not exist.
-        Conflict: The host has servers, or other records that must not be lost.
+        Conflict: The host has servers, open migrations, guest records or allocations, or its
+            resource provider has children.
     """
 
     def work(tx: Connection) -> None:

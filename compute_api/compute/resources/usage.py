@@ -79,6 +79,11 @@ def _read_usages(
     """Return the usages by project, and the id of the last server if the page is full.
 
     Otherwise the id is None.
+
+    Args:
+        request: The request, whose query has the period and the page.
+        project_id: Id of the project, or None for all projects.
+        detailed: Whether the usages contain the servers.
     """
     paged = request.version in _PAGED
 
@@ -108,6 +113,8 @@ def _read_usages(
 def _parse_period(request: Request, now: int) -> Period:
     """Return the period of the query. Both ends default to now.
 
+    Without both ends the period is empty, which is no error.
+
     Raises:
         BadRequest: A time is invalid, or the start is not before the end.
     """
@@ -135,7 +142,10 @@ def _parse_time(text: str | None, now: int) -> int:
 def _build_usage(
     project: str, rows: list[Used], period: Period, detailed: bool, now: int
 ) -> JsonObject:
-    """Return the usage of a project, if ``detailed`` with its servers."""
+    """Return the usage of a project, if ``detailed`` with its servers.
+
+    The uptime of a server that still exists ends at ``now``.
+    """
     details = {"server_usages": [_build_server(row, now) for row in rows]} if detailed else {}
     return {
         "tenant_id": project,
@@ -154,7 +164,10 @@ def _local_gb(flavor: Flavor) -> int:
 
 
 def _sum_hours(rows: Iterable[Used], amount: Callable[[Flavor], int] = lambda flavor: 1) -> float:
-    """Return the sum over servers of hours multiplied by an amount of the flavor."""
+    """Return the sum over servers of hours multiplied by an amount of the flavor.
+
+    Without ``amount`` this is the sum of the hours.
+    """
     return float(sum(row.micros * amount(row.flavor) for row in rows) / _HOUR)
 
 

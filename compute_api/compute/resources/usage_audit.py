@@ -67,6 +67,10 @@ def _find_month_start(of: datetime) -> datetime:
 
 
 def _find_month_end(before: datetime) -> datetime:
-    """Return the end of the last month that was complete at this time."""
+    """Return the end of the last month that was complete at this time.
+
+    The end is midnight of the first day after the month. At this moment itself the month does not
+    count as complete yet.
+    """
     first = _find_month_start(before)
     return first if first < before else _find_month_start(first - timedelta(days=1))

@@ -116,7 +116,12 @@ COUNT: Document = {"type": "string", "pattern": "^[0-9]{1,19}$"}
 
 
 def query(properties: Document | None = None, **more: object) -> Document:
-    """Return the schema of a query. Unknown parameters are ignored unless a version is strict."""
+    """Return the schema of a query. Unknown parameters are ignored unless a version is strict.
+
+    Args:
+        properties: Schemas by parameter. None means no parameters.
+        more: Further keywords of the schema.
+    """
     return {"type": "object", "properties": properties or {}, "additionalProperties": True, **more}
 
 

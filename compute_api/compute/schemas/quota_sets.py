@@ -38,7 +38,13 @@ _LIMIT: Document = integer(-1)
 
 
 def _body(name: str, resources: dict[str, Range], more: JsonObject) -> VersionedSchema:
-    """Return the schema of a body with the resources of each version."""
+    """Return the schema of a body with the resources of each version.
+
+    Args:
+        name: The only key of the body.
+        resources: Name of a resource -> versions in which a request can set the limit.
+        more: Further keys of the object, with their schemas.
+    """
 
     def list_resources(version: str) -> Document:
         at = int(version.partition(".")[2])

@@ -51,7 +51,12 @@ def create(request: Request, server: ServerRecord) -> JsonObject:
 
 
 def by_action(key: str, protocol: str) -> Query:
-    """Return the handler of a console action (before 2.6), for example os-getVNCConsole."""
+    """Return the handler of a console action (before 2.6).
+
+    Args:
+        key: Key of the action in the body, for example os-getVNCConsole.
+        protocol: The key of ``TYPES`` with the types that the action allows, for example vnc.
+    """
 
     def get(request: Request, server: ServerRecord) -> JsonObject:
         kind = request.body[key]["type"]
@@ -62,6 +67,12 @@ def by_action(key: str, protocol: str) -> Query:
 
 def _create_url(request: Request, server: ServerRecord, protocol: str, kind: str) -> str:
     """Create a console token, and return the URL that contains the token.
+
+    Args:
+        request: The request, whose caller may use the token.
+        server: The row of the server.
+        protocol: A key of ``TYPES``, for example vnc.
+        kind: Type of the console, for example novnc.
 
     Raises:
         BadRequest: The type is invalid, or the host or the guest does not have the type.
@@ -146,8 +157,8 @@ def show_token(request: Request, token: str) -> JsonObject:
     """Return host and port of a console to a proxy, for GET /os-console-auth-tokens/{token}.
 
     ``internal_access_path`` is a secret that the proxy must send first on its connection. The
-    secret is valid once and for half a minute. For spice-direct it is null, because the host
-    recognizes the proxy by address. The token stays valid.
+    secret is valid for one connection within half a minute. For spice-direct it is null, because
+    the host recognizes the proxy by address. Until the token expires, further requests are allowed.
 
     Raises:
         NotFound: The token does not exist or has expired, or its server is deleted.

@@ -60,7 +60,7 @@ def parse_personality(
 ) -> list[dict[str, str]]:
     """Return the files for the config drive, as objects with path and contents (base64).
 
-    Limits are read only if there are files.
+    Limits are read by ``read_limits``, and only if there are files.
 
     Raises:
         Forbidden: There are too many files, or a path or a file is too long.
@@ -98,7 +98,9 @@ def parse_personality(
 
 
 def check_metadata(metadata: Mapping[str, str], read_limits: Callable[[], Numbers]) -> None:
-    """Check the number of metadata items. The limit is read only if there are items.
+    """Check the number of metadata items.
+
+    The limit is read by ``read_limits``, and only if there are items.
 
     Raises:
         Forbidden: The metadata has too many items.

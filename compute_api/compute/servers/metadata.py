@@ -133,7 +133,7 @@ def add_tag(request: Request, server: ServerRecord, tag: str) -> ApiResponse:
     """Add a tag for PUT /servers/{id}/tags/{tag}. Answer 201, or 204 if the server had the tag.
 
     Raises:
-        BadRequest: The tag is invalid, or the server has ``MAX_TAGS`` tags.
+        BadRequest: The tag is invalid, or the server already has ``MAX_TAGS`` other tags.
     """
     if not (_TAG.match(tag) and is_printable(tag)):
         raise errors.BadRequest(

@@ -114,6 +114,10 @@ def _parse_query(request: Request, operation: str) -> ServerFilters | None:
 
     The result is None before 2.38 for a status that does not exist.
 
+    Args:
+        request: The request.
+        operation: Part of the policy rule for all_tenants: index or detail.
+
     Raises:
         BadRequest: A filter is invalid, or since 2.38 the status does not exist.
         Forbidden: The caller may not use a filter.
@@ -148,6 +152,9 @@ def _parse_query(request: Request, operation: str) -> ServerFilters | None:
 
 def _parse_filters(request: Request, all_filters: bool) -> JsonObject:
     """Return the filters on columns that the caller may use. Others are ignored, as in Nova.
+
+    ``all_filters`` is True if the policy allows the caller all filters. Other callers may use the
+    filters in ``_OPEN_FILTERS`` and ``locked``.
 
     Raises:
         BadRequest: Nova refuses the attribute as a filter, or ``locked`` is not a boolean.
@@ -230,7 +237,7 @@ def _parse_soft_deleted(
     """Return whether the list includes soft-deleted servers.
 
     The list includes them if a caller that may use all filters requests them, if deleted servers
-    are included, or if the status filter has their state.
+    are included (``deleted``), or if the states of the status filter (``listed``) contain theirs.
     """
     requested = (
         all_filters and "soft_deleted" in request.query and _parse_boolean(request, "soft_deleted")
@@ -245,8 +252,8 @@ def _parse_soft_deleted(
 def _choose_project(request: Request, operation: str, all_filters: bool) -> str | None:
     """Return the project of the listed servers, or None for all projects.
 
-    Without all_tenants this is the caller's project. With all_tenants, a caller that may use all
-    filters can choose a project with project_id or tenant_id.
+    Without all_tenants, or with all_tenants=0, this is the caller's project. With all_tenants, a
+    caller that may use all filters can choose a project with project_id or tenant_id.
 
     Raises:
         Forbidden: The policy does not allow all_tenants.
@@ -263,7 +270,7 @@ def _choose_project(request: Request, operation: str, all_filters: bool) -> str 
 def _parse_sort(request: Request) -> list[tuple[str, bool]]:
     """Return the sort keys, each with True for descending order.
 
-    Keys without a direction are descending. A direction without a key applies to created_at.
+    Keys without a direction are descending. Without keys the first direction applies to created_at.
 
     Raises:
         BadRequest: A direction is unknown, or there are more directions than keys.
@@ -371,10 +378,10 @@ SOFT_DELETE, DELETE = (
 def delete(request: Request, server: ServerRecord) -> None:
     """Begin the deletion of a server for DELETE /servers/{id}, even if another action is running.
 
-    With a ``reclaim_interval`` of 0 every server is deleted at once. Otherwise a server is
+    With a ``reclaim_interval`` of 0 servers are not soft-deleted. Otherwise a server is
     soft-deleted, and a server that is already soft-deleted stays unchanged. If the server's state
-    does not allow a soft delete, for example during another action, the server is deleted at once.
-    For servers in ERROR see ``_begin_broken``.
+    does not allow a soft delete, for example during another action, the server is deleted without
+    a soft delete. For servers in ERROR see ``_begin_broken``.
 
     Raises:
         Conflict: The server is locked, or its state does not allow the deletion.
@@ -403,7 +410,7 @@ def _begin_broken(
     """Begin the deletion of a server in ERROR, and return the id of the action.
 
     The server is soft-deleted if it has run, is on a host, and its last action is not a soft delete
-    that failed. Otherwise it is deleted at once.
+    that failed. Otherwise the server is deleted without a soft delete.
     """
     row = actions.take_lock(tx, server_id, named["project_id"])
     last = actions.list_for(tx, server_id, limit=1)

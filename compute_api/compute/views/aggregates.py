@@ -42,6 +42,12 @@ def one(
 
 
 def many(rows: list[AggregateRow], hosts: dict[int, list[str]], version: int) -> JsonObject:
-    """Return the body of the list of aggregates."""
+    """Return the body of the list of aggregates.
+
+    Args:
+        rows: The aggregates.
+        hosts: Number of each aggregate -> names of its hosts.
+        version: The microversion of the request.
+    """
     getters = visible_fields(FIELDS, version)
     return {"aggregates": [render_readable(getters, row, hosts[row.id]) for row in rows]}

@@ -77,7 +77,8 @@ def visible_fields(
         fields: All fields of the body.
         version: The microversion of the request.
         allowed: Policy rules that the caller passes.
-        change: Whether the response is that of an update.
+        change: Whether the response is that of an update. Before ``Field.in_updates_since`` a field
+            then has the value of ``Field.in_update``, or is missing.
     """
     shown = [
         field
@@ -131,7 +132,7 @@ def render(view_in_force: VisibleFields, row: object, view: object = None) -> Js
 def render_readable(view_in_force: VisibleFields, row: object, view: object = None) -> JsonObject:
     """Return the body of a row in a list. Show null for a field whose value cannot be computed.
 
-    The exception of the first such field is logged.
+    The exception of the first such field is logged. For the arguments see ``render``.
     """
     try:
         return render(view_in_force, row, view)

@@ -47,7 +47,10 @@ def one(row: FlavorRow, links: Links, version: int, allowed: frozenset[str]) -> 
 def many(
     rows: list[FlavorRow], links: Links, version: int, allowed: frozenset[str], names_only: bool
 ) -> list[JsonObject]:
-    """Return the items of a list of flavors."""
+    """Return the items of a list of flavors.
+
+    For the arguments see ``one``. With ``names_only`` an item has the fields ``NAMES`` only.
+    """
     getters = visible_fields(NAMES if names_only else FIELDS, version, allowed)
     return [render_readable(getters, row, links) for row in rows]
 

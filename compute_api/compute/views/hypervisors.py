@@ -121,8 +121,13 @@ def one(
 ) -> JsonObject:
     """Return the body of one hypervisor.
 
-    ``servers`` maps hosts to servers, or is None to leave the servers out. Before 2.75 an empty
-    list is left out too.
+    Before 2.75 an empty list of servers is left out.
+
+    Args:
+        row: The row of the host.
+        version: The microversion of the request.
+        servers: Host -> servers, or None to leave the servers out.
+        fields: The fields of the body.
     """
     return render(visible_fields(fields, version), row, servers)
 

@@ -47,9 +47,10 @@ def _make_host_getter(column: str) -> Callable[[ShownMigrationRow, MigrationView
 
 
 def _make_number_getter(column: str) -> Callable[[ShownMigrationRow, MigrationView], int | None]:
-    """Return the getter of a flavor's number.
+    """Return the getter of a flavor's number, the id of its database row.
 
-    The number comes from the copy of the flavor in the migration, so deleted flavors keep it.
+    The number comes from the copy of the flavor in the migration (``column``), so a deleted flavor
+    still has the number.
     """
     return lambda row, view: getattr(row, column).get("number")
 

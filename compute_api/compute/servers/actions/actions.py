@@ -41,6 +41,8 @@ def act(request: Request, server: ServerRecord) -> ApiResponse:
         HTTPError: Nova has removed the action (410 or 404).
         Forbidden: The policy does not allow the action.
         Conflict: The server's state does not allow the action.
+        Problem: The query or the preparation of the action refuses the request, or the action fails
+            at the step for which the response waits.
     """
     if len(request.body) != 1:
         raise errors.BadRequest("Malformed request body")

@@ -152,6 +152,7 @@ def _check_image(request: Request, server: ServerRecord, flavor: models.Flavor) 
 
     Raises:
         BadRequest: The flavor is too small, or hosts cannot use the image.
+        Forbidden: Kilonova's own user cannot read the image, so hosts could not download it.
     """
     if server.image_id is None:
         return

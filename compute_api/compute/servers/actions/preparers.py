@@ -99,6 +99,7 @@ def rescue(request: Request, server: ServerRecord, body: JsonObject | None) -> P
     Raises:
         BadRequest: The image does not exist for the caller, or cannot be used, or the server boots
             from a volume without the conditions above.
+        Forbidden: Kilonova's own user cannot read the image, so hosts could not download it.
     """
     body = body or {}
     password, image_id, image = (

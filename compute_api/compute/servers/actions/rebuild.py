@@ -64,7 +64,8 @@ def prepare(request: Request, server: ServerRecord, body: JsonObject) -> Prepare
 
     Raises:
         BadRequest: A field is invalid, or the image cannot be used.
-        Forbidden: The caller may not use a field, or a limit is exceeded.
+        Forbidden: The caller may not use a field, a limit is exceeded, or hosts could not download
+            the image.
         Conflict: Another request has changed the flavor or the image. This is raised when the
             action begins.
     """
@@ -156,7 +157,8 @@ def _check_reimage(request: Request, root: BlockDeviceRow, image: Image) -> bool
     Raises:
         BadRequest: Since 2.93, the image cannot be used or does not fit the root volume. Before
             2.93, the image is not that of the root volume.
-        Unavailable: Before 2.93, the block storage service does not answer.
+        Unavailable: Before 2.93, the block storage service does not answer or is not in the
+            catalogue.
     """
     if request.version in _WRITES_VOLUMES:
         image_checks.check_volume(image, root.size_gb or 0)
@@ -205,7 +207,11 @@ def _make_begin(server: ServerRecord, has_new_image: bool, vault: Vault | None) 
 
     With a new image the action stores the old columns, in case the host refuses the image. The
     action also stores the new values of columns that other requests may change during the rebuild.
-    If the cloud has a key, the old user data is stored encrypted.
+
+    Args:
+        server: The row of the server, as checked before.
+        has_new_image: Whether the image changes or the root volume is overwritten.
+        vault: Encrypts the stored old user data. None means that the cloud has no key.
     """
 
     def begin(

@@ -43,7 +43,8 @@ def parse_body(request: Request) -> RequestedServers:
 
     Raises:
         BadRequest: A field is invalid, or the image does not exist for the caller.
-        Forbidden: Files or metadata exceed their limits, or the caller may not choose a host.
+        Forbidden: Files or metadata exceed their limits, the caller may not choose a host, or hosts
+            could not download the image.
     """
     body = request.body["server"]
     min_count, max_count = _parse_counts(body)
@@ -74,7 +75,7 @@ def parse_body(request: Request) -> RequestedServers:
 
 
 def _parse_counts(body: JsonMapping) -> tuple[int, int]:
-    """Return min_count and max_count, each with the default of the API.
+    """Return min_count (default 1) and max_count (default min_count).
 
     Raises:
         BadRequest: A count is below 1, min_count is above max_count, or max_count is above 1000.
@@ -97,7 +98,8 @@ def _parse_destination(request: Request, body: JsonMapping) -> Destination:
 
     Raises:
         Forbidden: The body names a host or a node, and the caller may not choose one.
-        BadRequest: Both availability_zone and other fields name a host.
+        BadRequest: Both availability_zone and other fields name a host, or availability_zone has
+            more than two colons.
     """
     destination = destinations.parse(
         body.get("availability_zone"), request.services.settings.default_schedule_zone

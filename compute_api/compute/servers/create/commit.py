@@ -2,8 +2,9 @@
 """Create, phase 5: commit the rows.
 
 New volumes are created before the commit, with the caller's token, so that the caller owns them and
-a quota of the volume service refuses the request. If the request certainly fails, or the quota
-allows fewer servers, the unused volumes are deleted again.
+a quota of the volume service refuses the request. If the request certainly fails, turns out to
+repeat an earlier request, or gets fewer servers, the unused volumes are deleted again. If the
+result of the commit is unknown, the volumes stay.
 """
 
 from __future__ import annotations
@@ -153,6 +154,7 @@ class NewVolumes:
             Forbidden: A quota of the volume service refuses a volume.
             BadRequest: The volume service refuses a volume for another reason, or a new volume is
                 encrypted.
+            Unavailable: The volume service does not answer.
         """
         try:
             for _ in range(servers):

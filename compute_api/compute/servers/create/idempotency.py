@@ -68,8 +68,8 @@ class IdempotentBody:
     def password(self, server_id: str) -> str:
         """Return the password of the new servers.
 
-        This is adminPass of the body. Otherwise the password is derived from the Idempotency-Key
-        and the secret_key. Without one of these keys the password is random.
+        This is adminPass of the body. Without adminPass the password is derived from the
+        Idempotency-Key and the secret_key, or random if one of these keys is missing.
 
         Args:
             server_id: Id of the first of the new servers.
@@ -77,7 +77,11 @@ class IdempotentBody:
         return self._password(server_id, self.digests[0]) or self._random
 
     def password_again(self, server_id: str, digest: str) -> str | None:
-        """Return the password of the first answer, or None if the password cannot be derived.
+        """Return the password for the answer to a repeated request, or None if it is unknown.
+
+        This is adminPass of the body, or else the derived password. With a secret_key it is the
+        password of the first answer. Without a secret_key the first body may have had another
+        adminPass, and a random password is unknown.
 
         Args:
             server_id: Id of the first server that the first request created.

@@ -102,6 +102,12 @@ def _begin(request: Request, row: states.Action, volume_id: str, details: Values
 
     If another action of the server is running, wait for its end for a limited time.
 
+    Args:
+        request: The request of the block storage service.
+        row: The action, ``CREATE`` or ``DELETE``.
+        volume_id: Id of the volume.
+        details: Further arguments of the action: the snapshot and the files.
+
     Raises:
         BadRequest: The volume is not attached, is multiattach, or the server's state does not allow
             the action. Or the other action has not ended in time.

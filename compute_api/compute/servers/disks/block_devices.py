@@ -75,6 +75,10 @@ class BlockDevices:
 def parse(body: JsonMapping, read_image: Callable[[str], Image]) -> BlockDevices:
     """Parse the mappings of a request, and the mappings of the requested image.
 
+    Args:
+        body: The object ``server`` of the request's body.
+        read_image: Returns the image with an id.
+
     Raises:
         BadRequest: A mapping is invalid, or the server has no root disk.
     """

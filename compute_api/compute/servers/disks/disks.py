@@ -112,6 +112,11 @@ def _choose_local(
 ) -> JsonObject | None:
     """Return the disks that replace the flavor's ephemeral and swap disks, or None to keep these.
 
+    Args:
+        local: The requested mappings of local disks.
+        flavor: The flavor, which limits the sizes.
+        max_disks: Local disks that a server may have, including its root disk.
+
     Raises:
         BadRequest: A mapping is invalid, or the server would have too many or too large disks.
     """

@@ -46,7 +46,8 @@ def attach(request: Request, server: ServerRecord) -> JsonObject:
 
     Raises:
         NotFound: The share does not exist for the caller.
-        Conflict: Hosts cannot mount the share, or the server's state does not allow the action.
+        Conflict: Hosts cannot mount the share, the server has the share or the tag already, or the
+            server's state does not allow the action.
         NotImplementedHere: The cloud has no shared file system service.
     """
     body = request.body["share"]

@@ -3,7 +3,8 @@
 
 A volume is first read with the caller's token from the block storage service. Attaching and
 detaching are actions. A second action waits until the first has ended. Before 2.101 the response to
-an attach waits until the service has reserved the volume for the server.
+an attach waits until the service has reserved the volume for the server, or until a timeout. If too
+many requests are waiting, the response does not wait.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ def attach(request: Request, server: ServerRecord) -> ApiResponse:
 
     Raises:
         NotFound: The volume does not exist for the caller.
-        BadRequest: The volume cannot be used, or could not be reserved.
+        BadRequest: The volume cannot be used, or before 2.101 could not be reserved.
         Forbidden: Before 2.101, the policy or quota of the service does not allow the reservation.
         Conflict: The server's state does not allow the action.
         NotImplementedHere: The cloud has no block storage service.
@@ -210,7 +211,8 @@ def check_zone(request: Request, volume: Volume, zone: str | None, server_id: st
 def update(request: Request, server: ServerRecord, volume_id: str) -> None:
     """Swap the volume or change delete_on_termination, for PUT …/os-volume_attachments/{volume_id}.
 
-    Before 2.85 every request is a swap. Since 2.85 one request can do both.
+    Before 2.85 every request is a swap. Since 2.85 one request can do both. The change of
+    delete_on_termination is made first, and stays if the swap is refused.
 
     Raises:
         NotFound: Since 2.85, the server does not have the volume. For a swap, the volume does not
@@ -246,6 +248,7 @@ def _swap(request: Request, server: ServerRecord, volume_id: str, new_volume_id:
         BadRequest: The new volume does not exist for the caller, or cannot replace the old volume.
         Conflict: The service is not migrating the old volume, or the server's state does not allow
             the action.
+        NotImplementedHere: The cloud has no block storage service.
     """
     service = service_of(request)
     old = _read_volume(service, request, volume_id)

@@ -64,7 +64,8 @@ def look_up(
 
     Raises:
         BadRequest: A resource does not exist for the caller, or cannot be used.
-        Forbidden: The policy does not allow the caller to attach volumes.
+        Forbidden: The policy does not allow the caller to attach volumes, or hosts could not
+            download an image.
     """
     if not mappings:
         return ServerVolumes()
@@ -123,7 +124,8 @@ def _look_up_source(
 ) -> VolumeMapping:
     """Return the mapping, and add the volume or image to ``existing`` or ``images``.
 
-    The result has the size of the volume, or without a requested size the size of the snapshot.
+    For an existing volume the result has the size of the volume. For a snapshot without a requested
+    size the result has the size of the snapshot.
 
     Raises:
         BadRequest: The source does not exist for the caller, or cannot be used.

@@ -48,7 +48,7 @@ def add_floating(request: Request, server: ServerRecord) -> None:
     """Associate a floating IP with a server (action addFloatingIp).
 
     Raises:
-        NotFound: The floating IP does not exist.
+        NotFound: The floating IP does not exist, or the cloud has no network service.
         Conflict: Several floating IPs have the address.
         BadRequest: The server has no such fixed address, or the network service refuses.
     """
@@ -72,8 +72,9 @@ def remove_floating(request: Request, server: ServerRecord) -> None:
     """Disassociate a floating IP from a server (action removeFloatingIp).
 
     Raises:
-        NotFound: The floating IP does not exist.
-        Conflict: Several floating IPs have the address, or another server has the floating IP.
+        NotFound: The floating IP does not exist, or the cloud has no network service.
+        Conflict: Several floating IPs have the address, or the floating IP is not associated with
+            this server.
     """
     address = request.body["removeFloatingIp"]["address"]
     networks, token = network_records.required(request), request.context.token
@@ -145,8 +146,9 @@ def add_fixed(request: Request, server: ServerRecord) -> None:
     The address comes from the first subnet with a free address, IPv4 subnets before IPv6 subnets.
 
     Raises:
-        NotFound: The server has no port in the network.
-        BadRequest: No subnet has a free address.
+        NotFound: The server has no port in the network, or the cloud has no network service.
+        BadRequest: The network has no subnet, or the service refuses the address for each subnet,
+            for example because no address is free.
     """
     network_id = str(request.body["addFixedIp"]["networkId"])
     networks, token = network_records.required(request), request.context.token

@@ -193,10 +193,11 @@ def _begin(request: Request, server: ServerRecord, row: states.Action, args: Jso
 
 
 def network_info(request: Request, server: ServerRecord) -> None:
-    """Copy the server's interfaces from the network service to its row (action injectNetworkInfo).
+    """Refresh the interfaces in the server's row (action injectNetworkInfo).
 
-    Hosts receive changes of ports directly from the network service. Without a network service the
-    action does nothing.
+    The data comes from the network service. Ports that are not in the row are ignored. Hosts
+    receive changes of ports directly from the network service. Without a network service the action
+    does nothing.
     """
     networks = request.networks
     if networks is not None:

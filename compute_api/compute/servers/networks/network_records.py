@@ -71,7 +71,10 @@ def one(request: Request, resource: str, record_id: str) -> JsonObject:
 
 @contextlib.contextmanager
 def conflicts_as(kind: type[errors.Problem], *also: type[errors.Problem]) -> Iterator[None]:
-    """Raise Conflict, and the errors in ``also``, as ``kind`` with the same text."""
+    """Replace Conflict from the with block by ``kind`` with the same text.
+
+    Errors of the types in ``also`` are replaced too.
+    """
     kinds: tuple[type[errors.Problem], ...] = (errors.Conflict, *also)
     try:
         yield

@@ -62,7 +62,10 @@ class ChosenInterfaces:
 
 
 def refresh_interfaces(request: Request, networks: TenantNetworks, server_id: str) -> None:
-    """Copy the server's interfaces from the network service to its row."""
+    """Copy the data of the server's interfaces from the network service to the server's row.
+
+    Only interfaces in the row are changed. Other ports of the server are ignored.
+    """
     request.write(
         servers.refresh_interfaces, server_id, networks.interfaces(request.context.token, server_id)
     )
@@ -74,6 +77,12 @@ def choose_interfaces(
     """Choose the interfaces and security groups of the servers of one create.
 
     In a cloud without a network service the servers get no interfaces.
+
+    Args:
+        request: The request.
+        body: The object ``server`` of the request's body.
+        min_count: Least number of servers for which the quota must have ports.
+        max_count: Requested number of servers, reduced in the result to the quota of ports.
 
     Raises:
         BadRequest, Forbidden, Conflict: A network, port, address or group cannot be used.
@@ -231,6 +240,13 @@ def _look_up_ports(
 ) -> dict[str, JsonObject]:
     """Return the requested ports by id, after checks that a server can use them.
 
+    Args:
+        networks: The network service.
+        token: The caller's token.
+        project_id: Project of the server, to which the ports must belong.
+        items: Entries of the request. Entries without a port are skipped.
+        refusals: The errors that differ between a create and an attachment.
+
     Raises:
         BadRequest, NotFound, Conflict: A port cannot be used.
     """
@@ -281,9 +297,15 @@ def _check_network(
 ) -> None:
     """Check that servers of the caller can have interfaces in a network.
 
+    Args:
+        request: The request.
+        network_id: The requested network.
+        by_id: The requested networks that the project can use, by id.
+        refusals: The errors that differ between a create and an attachment.
+
     Raises:
         BadRequest: The network has no subnet.
-        Forbidden: The network is external, and the policy does not allow that.
+        Forbidden: The network is external and not shared, and the policy does not allow that.
         Problem: The network does not exist for the caller (``refusals.unknown``).
     """
     network = by_id.get(network_id)
@@ -310,7 +332,7 @@ def _check_addresses(
 
     Raises:
         BadRequest: The address is in no subnet of the network.
-        Problem: The address is in use (``refusals.taken``).
+        Problem: The address is in use, or an earlier entry requests it (``refusals.taken``).
     """
     requested = [
         (item["uuid"], str(ipaddress.ip_address(item["fixed_ip"])))
@@ -351,7 +373,7 @@ def count_within_port_quota(
 ) -> int:
     """Return the number of servers for which the project's quota has ports, at most max_count.
 
-    ``requested`` are the interfaces of each server. Interfaces with an existing port need no quota.
+    ``requested`` are the interfaces of one server. Interfaces with an existing port need no quota.
 
     Raises:
         Forbidden: The quota has ports for fewer than min_count servers.
@@ -387,7 +409,7 @@ def _look_up_groups(
 def find_group(
     all_groups: Sequence[JsonObject], name: str, missing: type[errors.Problem]
 ) -> JsonObject:
-    """Return the group with this id, or else with this name.
+    """Return the group of ``all_groups`` with this id, or else with this name.
 
     Raises:
         missing: No group has this id or name.

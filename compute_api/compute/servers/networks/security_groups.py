@@ -55,7 +55,8 @@ def remove(request: Request, server: ServerRecord, body: JsonObject) -> Prepared
     """Prepare the action removeSecurityGroup, with the id and name of the group.
 
     Raises:
-        NotFound: The group does not exist, or no port of the server has the group.
+        NotFound: The group does not exist, no port of the server has the group, or the cloud has no
+            network service.
         Conflict: Several groups have the name.
     """
     args = _find_group(request, server, body["name"])
@@ -73,7 +74,8 @@ def _find_group(request: Request, server: ServerRecord, name: str) -> JsonObject
     """Find a group of the server's project by id or name, and return the action's arguments.
 
     Raises:
-        NotFound: The group does not exist, or the server has no port.
+        NotFound: The group does not exist, the server has no port, or the cloud has no network
+            service.
         Conflict: Several groups have the name.
     """
     networks = request.networks

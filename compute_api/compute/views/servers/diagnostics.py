@@ -74,7 +74,7 @@ _FLAT_NIC = (
 
 
 def diagnostics(report: JsonObject, version: int) -> JsonObject:
-    """Return the diagnostics that a host reports in the format of this microversion."""
+    """Convert the diagnostics that a host reports to the format of this microversion."""
     return _build_standard(report) if version in _STANDARD else dict(_build_flat(report))
 
 

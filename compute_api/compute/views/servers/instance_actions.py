@@ -120,7 +120,10 @@ def action_with_events(
 
 
 def events(row: ActionRow, journal: list[EventRow]) -> list[ActionEvent]:
-    """Return the events of a journal, one for each attempt of a step, oldest first."""
+    """Return the events of a journal, one for each attempt of a step, oldest first.
+
+    The entries in ``journal`` must be in order, oldest first.
+    """
     events_by_attempt: dict[tuple[str, int], ActionEvent] = {}
     for entry in journal:
         event = events_by_attempt.setdefault((entry.step, entry.attempt), ActionEvent(row, entry))

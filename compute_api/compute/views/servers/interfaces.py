@@ -11,7 +11,13 @@ _TAGGED = Range("2.70")
 
 
 def of_port(port: JsonMapping, tag: str, version: int) -> JsonObject:
-    """Return the body for a port of the network service."""
+    """Return the body for a port of the network service.
+
+    Args:
+        port: The port, in the format of the network service.
+        tag: Tag of the interface from the server's row, or "".
+        version: The microversion of the request.
+    """
     fixed = [
         {"ip_address": address["ip_address"], "subnet_id": address["subnet_id"]}
         for address in port.get("fixed_ips") or ()

@@ -223,7 +223,7 @@ def _get_groups(row: ServerRecord, view: ServerView) -> object:
 def _get_zone(row: ServerRecord) -> str:
     """Return the zone of the server's host, or without a host the requested zone, or "".
 
-    An offloaded server has no zone, as in Nova.
+    For an offloaded server the result is "", as in Nova.
     """
     if row.vm_state == states.SHELVED_OFFLOADED:
         return ""
@@ -433,7 +433,10 @@ def rebuilt(row: ServerRecord, view: ServerView, version: int, password: str) ->
 def many(
     rows: Sequence[ServerRecord], view: ServerView, version: int, names_only: bool = False
 ) -> list[JsonObject]:
-    """Return the items of a list of servers. A damaged row gets a partial item."""
+    """Return the items of a list of servers. A damaged row gets a partial item.
+
+    With ``names_only`` an item has the fields ``NAMES`` only.
+    """
     getters = visible_fields(NAMES if names_only else FIELDS, version, view.allowed)
     return [_show_server(getters, row, view) for row in rows]
 
