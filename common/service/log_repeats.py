@@ -131,9 +131,9 @@ class Repeats:
     def news(self, record: logging.LogRecord) -> Iterator[logging.LogRecord]:
         """Yield the records to write now.
 
-        These are ``record``, unless it repeats a problem of the last minute, and a line with the
-        count for each suppressed problem whose minute is over. If the problem of ``record`` is one
-        of them, ``record`` itself has the count. With more than ``MAX_TROUBLES`` problems, the
+        These are ``record``, unless it repeats a warning or error of the last minute, and a line
+        with the count for each suppressed problem whose minute is over. If ``record`` repeats such
+        a problem, ``record`` itself has the count. With more than ``MAX_TROUBLES`` problems, the
         minute of the oldest ones is cut short.
         """
         now = self._monotonic()
