@@ -126,7 +126,12 @@ class ClientConnections:
 
     # --- New connections ---
     def accept(self, listener: socket.socket, tag: Hashable = None) -> None:
-        """Accept waiting connections of a listener, at most ``ACCEPT_BATCH``."""
+        """Accept waiting connections of a listener, at most ``ACCEPT_BATCH``.
+
+        Args:
+            listener: The listening socket.
+            tag: The address of the listener. Clients of several listeners are counted separately.
+        """
         for _ in range(ACCEPT_BATCH):
             try:
                 sock, peer = listener.accept()
@@ -294,7 +299,11 @@ class ClientConnections:
         self.refuse(client, status, f"{str(problem)[:200]}.")
 
     def refuse(self, client: ClientConnection, status: int, text: str) -> None:
-        """Send an error response. The connection is closed after at most ``LINGER_SECONDS``."""
+        """Send an error response, and read no more requests from this connection.
+
+        The connection is closed when the client closes, or by ``close_late`` after
+        ``LINGER_SECONDS``.
+        """
         with contextlib.suppress(BrokenPipeError):
             client.out.sendall(self._refuse(status, text))
             client.out.flush()
@@ -440,7 +449,10 @@ class ClientConnections:
                     client.deadline = min(client.deadline, time.monotonic() + LINGER_SECONDS)
 
     def drop(self, client: ClientConnection) -> None:
-        """Close the connection in any phase."""
+        """Close the connection in any phase. Repeated calls have no effect.
+
+        A paused response continues once more, and fails because the connection is closed.
+        """
         if not client.is_open:
             return
         client.is_open = False

@@ -89,7 +89,7 @@ class RequestBuffer:
         self.arrived.clear()
 
     def forget(self) -> None:
-        """Prepare for the next request after the response. Data that has arrived is kept."""
+        """Prepare for the next request after the response. Its data may have arrived already."""
         self.request = self._chunks = None
         self._searched = self._length = 0
 
