@@ -60,6 +60,10 @@ class ClientConnection:
     thread.
 
     Attributes:
+        key: Listener and address of the client, under which connections are counted.
+        since: Begin of the body, or of the wait until the client takes data. 0: not waiting.
+        from_byte: Number of bytes that were sent before ``since``.
+        held: Buffered bytes of request and response.
         answer: The ``PendingResponse``.
         admission: The request's ``fair_share.Admission``.
         is_given: The response is completely in ``out``.
