@@ -60,6 +60,9 @@ class ConductorApi(Protocol):
     def heartbeat(self, beat: Heartbeat) -> HeartbeatAnswer:
         """Answer a heartbeat, and renew the host's lease if there is no work for the host.
 
+        Args:
+            beat: The heartbeat. If its cookie is not fresh, the host must send a report.
+
         Returns:
             The answer. If its ``nothing`` is False, the host must send a report of all its domains.
         """
