@@ -264,7 +264,7 @@ class AllKeys:
         A host that is missing in the cache causes a read at once, but at most ten reads a second.
 
         Raises:
-            Unavailable: The database does not answer.
+            Unavailable: The database does not answer, or did not answer within the last second.
         """
         with self._lock:
             moment = self._clock.monotonic()

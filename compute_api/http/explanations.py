@@ -40,7 +40,7 @@ def cut(text: str, most: int = MAX_SHOWN_CHARACTERS) -> str:
 
 
 def abbreviate(value: object) -> str:
-    """Return the beginning of the value's repr, with '***' in place of values of secret keys."""
+    """Return the beginning of the value's repr, with '***' as the value of keys in ``SECRET``."""
     text = ""
     for piece in _split_repr(value):
         text += piece

@@ -95,7 +95,7 @@ class ClientConnections:
         selector: The selector of the thread.
         config: The configuration of gunicorn.
         limits: The limits of clients.
-        defer: Runs a function in this thread.
+        defer: Runs a function later in the thread of the connections. Called in any thread.
         begin: Hands a complete request to a worker thread.
         go_on: Hands a response with room in its buffer to a worker thread.
         refuse: Builds an error response from status and text.

@@ -69,6 +69,8 @@ class RequestBuffer:
     def advance(self) -> bool:
         """Return True if a request is complete, or if its body exceeds the buffer.
 
+        Then the caller can read ``request``, and ``arrived`` has only the data after the request.
+
         Raises:
             ParseException: The request is invalid.
         """
