@@ -455,7 +455,7 @@ class ClientConnections:
     def drop(self, client: ClientConnection) -> None:
         """Close the connection in any phase. Repeated calls have no effect.
 
-        A paused response continues once more, and fails because the connection is closed.
+        A paused response is given to a thread once more, which fails and releases its resources.
         """
         if not client.is_open:
             return
