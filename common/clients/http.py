@@ -143,7 +143,7 @@ class HttpAnswer(Protocol):
 
 
 class Document(dict[str, Any]):
-    """The JSON object in a response. A missing key raises Unavailable."""
+    """The JSON object in a response. Reading a missing key by ``[]`` raises Unavailable."""
 
     def __init__(self, content: JsonObject, name: str) -> None:
         super().__init__(content)

@@ -249,6 +249,8 @@ class ImageClient:
     def change(self, image_id: str, properties: Mapping[str, str | None], token: str) -> None:
         """Set properties of an image. A property with the value None is removed.
 
+        Without properties, no request is sent.
+
         Raises:
             NotFound: The image does not exist any more.
             Unauthorized, Forbidden, BadRequest, Conflict, TooLarge: The service refuses.
@@ -346,6 +348,8 @@ class ImageClient:
     def find(self, filters: Mapping[str, str], token: str) -> list[JsonObject]:
         """Return the records of all images with these fields and properties, newest first.
 
+        All pages are read. ``filters`` are query parameters of the image service.
+
         Raises:
             Unavailable: The service does not answer.
             Problem: The service refuses the request.
@@ -402,7 +406,9 @@ class ImageClient:
 
         Raises:
             Conflict: The image has data already.
-            Problem: As for ``upload``.
+            NotFound: The image's record does not exist any more.
+            Problem: The service refuses for another reason or does not answer, or the transfer
+                breaks off.
         """
         answer = self._send(
             "PUT",

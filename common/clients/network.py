@@ -379,7 +379,7 @@ def refusal_of(answer: HttpAnswer) -> errors.Problem:
     """Return the error for a response with a refusal. The caller raises the error.
 
     The text contains the service's message, or the status if there is no message. For status 401
-    the text is fixed. An exceeded quota is Forbidden with any other status.
+    the text is fixed. An exceeded quota is Forbidden, although its status is 409.
     """
     if answer.status_code == 401:
         return errors.Unauthorized(f"The {NAME} does not accept the token.")

@@ -98,9 +98,9 @@ class Bindings(NetworkClient):
                 raise
 
     def unbind_at(self, token: str, port_id: str, host: str) -> None:
-        """Delete the binding to a host. A missing binding is no error, and an active one is kept.
+        """Delete the inactive binding to a host. An active binding stays.
 
-        If the service lacks the extension, do nothing.
+        Do nothing if the binding or the port does not exist, or the service lacks the extension.
         """
         if ALIAS not in self.extensions(token):
             return

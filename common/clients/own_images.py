@@ -77,6 +77,7 @@ class OwnImages:
 
         Raises:
             Forbidden: The image is hidden from Kilonova's user.
+            Problem: The image service refuses for another reason.
         """
         if image.visibility in OPEN:
             return

@@ -125,7 +125,8 @@ class Dynamic:
         If the answer is late, this function does not wait for the thread, which ends later.
 
         Raises:
-            _Refused: The target failed or is late, its breaker is open, or no thread is free.
+            _Refused: The target failed or is late, its breaker is open, or no thread became free
+                within ``connect`` seconds.
         """
         if target.breaker.is_open():
             raise _Refused("it failed three times in a row and is not called for a moment")

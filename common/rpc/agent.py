@@ -38,10 +38,18 @@ class AgentApi(Protocol):
 
         Images that are cached or being fetched are not fetched again. The agent reports the outcome
         of each image in ``Sync.cached``, also for cached images.
+
+        Args:
+            images: The images to fetch.
+            access: The image gateway's URL, and a ticket for reading these images.
         """
 
     def query(self, verb: str, arguments: JsonObject) -> JsonObject:
         """Return the answer to a query about a guest or the host.
+
+        Args:
+            verb: Name of the query, as in ``AgentClient.query``.
+            arguments: Arguments of the query.
 
         Raises:
             Problem: The query failed. The link passes this error to the caller.
@@ -53,6 +61,10 @@ def serve(link: HostSide, agent: AgentApi) -> None:
 
     Requests to ``do`` and ``cache_images`` need the host's command key, requests to ``query`` the
     query key.
+
+    Args:
+        link: The host's end of the link, which starts to listen.
+        agent: Carries out the requests.
     """
 
     def do(commands: list[JsonObject], access: JsonObject | None) -> None:
@@ -103,22 +115,22 @@ class AgentClient:
         self._link = link
 
     def do(self, host: str, commands: Sequence[Command], access: Access | None) -> bool:
-        """Send commands to a host.
+        """Send commands to a host. ``access`` is that of ``AgentApi.do``.
 
         Returns:
-            False if the message was lost, the host has no key, or the keys cannot be read. The
-            answer to the host's next report contains the commands.
+            False if the broker did not take the message, the host has no key, or the keys cannot
+            be read. The answer to the host's next report contains the commands.
         """
         return self._cast(
             host, "do", {"commands": to_wire(list(commands)), "access": to_wire(access)}
         )
 
     def cache_images(self, host: str, images: Sequence[ImageRef], access: Access) -> bool:
-        """Request a host to prefetch images.
+        """Request a host to prefetch images. ``access`` is that of ``AgentApi.cache_images``.
 
         Returns:
-            False if the message was lost, the host has no key, or the keys cannot be read. The
-            conductor's sweep repeats the message.
+            False if the broker did not take the message, the host has no key, or the keys cannot
+            be read. The conductor's sweep repeats the message.
         """
         return self._cast(
             host, "cache_images", {"images": to_wire(list(images)), "access": to_wire(access)}

@@ -157,7 +157,14 @@ def opener(conf: cfg.ConfigOpts, url: str | None = None) -> Connect:
 
 
 def require_answer(connect: Callable[..., Connection]) -> None:
-    """Raise Unavailable unless the broker accepts a connection."""
+    """Check that the broker accepts a connection.
+
+    Args:
+        connect: Returns a connection that is not open yet, for example a ``Connect``.
+
+    Raises:
+        Unavailable: The broker does not answer, or refuses the user or the virtual host.
+    """
     try:
         _try(connect(heartbeat=0))
     except BROKEN as problem:
@@ -238,8 +245,8 @@ class BrokerAddress(Protocol):
 def configure(conf: cfg.ConfigOpts, url: str | None = None) -> BrokerAddress:
     """Set defaults in ``conf`` for oslo.messaging and kombu: TLS, heartbeats and reconnection.
 
-    TLS is used if [tls] has the files.
-    The operator's own values in [oslo_messaging_rabbit] override them. No connection is opened.
+    TLS is the default if [tls] has the files. The operator's own values in
+    [oslo_messaging_rabbit] override the defaults. No connection is opened.
 
     Returns:
         The nodes of the configured broker, or of the broker at ``url``.

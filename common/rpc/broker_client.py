@@ -199,10 +199,12 @@ class Sender:
 
         Args:
             what: The name of the work in the log.
-            work: The function to call. Its other exceptions are raised to the caller.
+            work: The function to call. Exceptions that are no errors of the broker are raised to
+                the caller.
 
         Returns:
-            False if the broker is unreachable, or during the pause after a failure.
+            False if the broker is unreachable or refuses the work, or during the pause after a
+            failure.
         """
 
         def run() -> bool:

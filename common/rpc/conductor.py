@@ -45,6 +45,9 @@ class ConductorApi(Protocol):
     def sync(self, request: Sync) -> tuple[SyncAnswer, Access | None]:
         """Process an agent's report, unless the cookie in the report is not fresh.
 
+        Args:
+            request: The report. Its cookie is that of the last answer, and proves the age.
+
         Returns:
             The answer, and the access to the images of its commands (None if they have no images).
             With a cookie that is not fresh, the answer has only a new cookie and the session 0, and
@@ -57,13 +60,22 @@ class ConductorApi(Protocol):
     def heartbeat(self, beat: Heartbeat) -> HeartbeatAnswer:
         """Answer a heartbeat, and renew the host's lease if there is no work for the host.
 
+        Args:
+            beat: The heartbeat. If its cookie is not fresh, the host must send a report.
+
         Returns:
             The answer. If its ``nothing`` is False, the host must send a report of all its domains.
         """
 
 
 def serve(transport: Transport, name: str, conductor: ConductorApi) -> None:
-    """Serve ``wake`` and ``loop_back``. ``name`` is this conductor's name at the broker."""
+    """Serve ``wake`` and ``loop_back`` to other processes of the control plane.
+
+    Args:
+        transport: Receives the messages.
+        name: This conductor's name at the broker.
+        conductor: Processes the messages.
+    """
     transport.serve(TOPIC, name, {"wake": conductor.wake, "loop_back": conductor.loop_back})
 
 
@@ -172,9 +184,9 @@ class ConductorWakeup:
         threading.Thread(target=self._run, name="conductor-wakeup", daemon=True).start()
 
     def wake(self, neighbours: bool = False) -> None:
-        """Let the background thread send one message, which calls the method of this object.
+        """Let the background thread send one message, which calls ``method`` of a conductor.
 
-        ``neighbours`` is the argument of ``ConductorApi.wake``.
+        ``neighbours`` is the argument of ``ConductorApi.wake``, and stays False for ``loop_back``.
         """
         if neighbours:
             self._neighbours.set()

@@ -31,7 +31,8 @@ RESTORE_SECONDS = 60.0
 class HostBindings:
     """A thread that changes the bindings of the conductors' queues when quarantines begin and end.
 
-    Without a quarantine the thread restores the default bindings once a minute.
+    While a quarantine lasts, the thread sets the bindings again every ten seconds, and so notices
+    the end. Without a quarantine the thread restores the default bindings once a minute.
 
     Args:
         connect: Opens a connection to the broker.

@@ -38,7 +38,7 @@ FORGIVEN_SECONDS = 3600.0
 
 
 class Allowances:
-    """The messages and bytes that each host may still send."""
+    """The rate limits of each host: messages per second, and bytes per second."""
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._messages = RateLimiter(MESSAGES_A_SECOND, monotonic)
@@ -52,7 +52,7 @@ class Allowances:
             size: Bytes of the message.
 
         Raises:
-            NotGenuine: The allowance is used up, or the message is too long.
+            NotGenuine: The allowance of the last second is used up, or the message is too long.
         """
         if self._messages.take(host)[0]:
             raise NotGenuine(f"the host sends more than {MESSAGES_A_SECOND} messages a second")
@@ -66,7 +66,10 @@ class Allowances:
 
 @dataclass(slots=True)
 class _Flooder:
-    """The counts of a host that exceeded its allowance. Times are monotonic seconds."""
+    """A host that exceeded its allowance: its excess messages and its quarantines.
+
+    A message counts once, and once more for each ``FLOOD_UNIT_BYTES``. Times are monotonic seconds.
+    """
 
     #: Begin of the period in which ``counted`` messages arrived.
     counted_since: float
@@ -80,8 +83,8 @@ class _Flooder:
 class Quarantine:
     """Hosts that far exceeded their allowance. Their messages are ignored for a while.
 
-    The first quarantine takes 60 seconds. Each further one within an hour of the last one's end
-    takes twice as long as the last, at most 15 minutes. Thread-safe.
+    The first quarantine takes 60 seconds. A quarantine that begins within an hour after the end of
+    the previous one takes twice as long, at most 15 minutes. Thread-safe.
     """
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:

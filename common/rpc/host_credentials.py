@@ -55,7 +55,11 @@ class HostJoinsApi(Protocol):
     """The answers of a conductor to ``kilonova join``."""
 
     def look(self, host: str, generation: int) -> TokenState:
-        """Return the state of a host's join token, which ``generation`` identifies.
+        """Return the state of a host's join token. A used or expired token is no error.
+
+        Args:
+            host: Name of the host.
+            generation: Generation of the token's key, which identifies the token.
 
         Raises:
             NotFound: A newer token replaced this one, or the host was removed or has other keys.
@@ -144,7 +148,7 @@ def certificate_methods(certificates: HostCertificatesApi) -> dict[str, Method]:
 
 
 class HostCertificatesClient:
-    """Sends the request of an agent whose certificate ends soon to the conductors."""
+    """Requests the next certificate of a host from the conductors, before the present one ends."""
 
     def __init__(self, link: HostSide) -> None:
         self._link = link

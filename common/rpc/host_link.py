@@ -270,10 +270,10 @@ class HostSide(_Side):
             self._seen_ids.popitem(last=False)
 
     def _answer(self, header: Header, method: Method, content: JsonObject, came_at: float) -> None:
-        """Run a method, and send its result if the request wants an answer.
+        """Run a method, and send its result or Problem if the request has an ``answer_to``.
 
         A request that waited for a thread of the pool longer than ``SECONDS_FOR_ANSWERS`` is
-        dropped, because its sender has given up.
+        dropped, because its sender has given up. ``came_at`` is the monotonic time of its arrival.
         """
         if time.monotonic() - came_at > SECONDS_FOR_ANSWERS:
             return
@@ -418,7 +418,8 @@ class ControlSide(_Side):
         Args:
             sender: The host in the routing key. The broker enforces that this is the sender.
             size: Bytes of the message.
-            escape: Called when the sender begins to flood, so that the broker drops its messages.
+            escape: Called when a quarantine of the sender begins, so that the broker drops its
+                messages.
         """
         try:
             self._allowances.take(sender, size)
@@ -479,8 +480,8 @@ class ControlSide(_Side):
     def _declare_queue_of(self, header: Header, came_at: float) -> None:
         """Declare the queue of the host that requested it with the message of this header.
 
-        A request that waited longer than ``STALE_SECONDS`` is dropped, because the host has sent
-        another.
+        A request that arrived more than ``STALE_SECONDS`` after ``came_at`` is dropped, because the
+        host has sent another. If conductors have no permission to declare queues, that is logged.
         """
         queue = host_queues.name_of(self._prefix, header.host, Purpose(header.purpose))
         if time.monotonic() - came_at > STALE_SECONDS:

@@ -127,7 +127,10 @@ class Refusals:
         self._lock = threading.Lock()
 
     def count(self, host: str, why: object) -> None:
-        """Count a refused message, and log the reason at most once a minute for each host."""
+        """Count a refused message, and log the reason at most once a minute for each host.
+
+        With ``REMEMBERED`` hosts, messages of further hosts are counted as "(others)".
+        """
         REFUSED.add()
         with self._lock:
             if host not in self.counted and len(self.counted) >= REMEMBERED:

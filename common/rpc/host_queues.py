@@ -28,7 +28,7 @@ ACCESS_REFUSED, PRECONDITION_FAILED = 403, 406
 
 
 def name_of(prefix: str, host: str, purpose: Purpose) -> str:
-    """Return the name of the queue for messages that are sealed with this key of a host."""
+    """Return the name of the queue for messages that are sealed with a key of this purpose."""
     return join_queue(prefix, host) if purpose == Purpose.JOIN else host_queue(prefix, host)
 
 
@@ -67,7 +67,7 @@ def declare_answers(channel: Channel, prefix: str, role: str, name: str) -> str:
     """Declare the queue for hosts' answers to a process, and return the queue's name.
 
     RabbitMQ 4 deprecates transient queues that are not exclusive. Each connection has its own
-    queue, because the broker keeps an exclusive one locked until it notices that its connection is
+    queue, because an exclusive queue stays locked until the broker notices that its connection is
     gone.
 
     Args:

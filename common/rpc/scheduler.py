@@ -29,7 +29,10 @@ class SchedulerApi(Protocol):
         """
 
     def explain(self, spec: RequestSpec) -> Explanation:
-        """Explain how the scheduler would answer the request now, without placing a server."""
+        """Explain how the scheduler would answer the request now, without placing a server.
+
+        ``spec`` is the request for one server.
+        """
 
 
 def serve(transport: Transport, name: str, scheduler: SchedulerApi) -> None:

@@ -49,7 +49,11 @@ _NUMBER = "[0-9a-f]{32}"
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """Patterns of the routing keys that a user may send to a topic exchange, and bind there."""
+    """The permissions of a user at a topic exchange, as patterns of routing keys.
+
+    The user may send messages whose key matches ``write``, and bind queues to keys that match
+    ``read``.
+    """
 
     exchange: str
     write: str = NOTHING

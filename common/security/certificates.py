@@ -214,7 +214,8 @@ class Signer:
             address: Address of the host.
 
         Raises:
-            ValueError: The request is malformed, or not signed with its own key.
+            ValueError: The request is malformed or not signed with its own key, or its key is
+                neither EC nor RSA.
         """
         public = _read_requested_key(request)
         return pem(self.sign(public, name, (address,), OF_HOSTS))
@@ -255,7 +256,8 @@ def _read_requested_key(request: str) -> PublicKey:
     """Return the key of a request.
 
     Raises:
-        ValueError: The request is malformed, or not signed with that key.
+        ValueError: The request is malformed or not signed with that key, or the key is neither EC
+            nor RSA.
     """
     parsed = x509.load_pem_x509_csr(request.encode())
     public = parsed.public_key()

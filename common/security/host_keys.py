@@ -105,7 +105,7 @@ class Keys(Protocol):
         """
 
     def find(self, host: str, generation: int, purpose: Purpose) -> HostKey:
-        """Return the key of a received message.
+        """Return the key of a received message, from the fields of the message's header.
 
         Raises:
             NotGenuine: The key is unknown or no longer valid.
@@ -204,7 +204,8 @@ class AllKeys:
     """The keys of all hosts, for a process of the control plane.
 
     Args:
-        secrets: The secret of each purpose that the process may use.
+        secrets: The secret of each purpose that the process may use. The keys of purpose JOIN are
+            derived from the secret of COMMAND.
         look: Reads the valid generations of all hosts from the database.
         clock: The clock.
         good_for: Seconds for which the result of ``look`` is cached.
@@ -263,7 +264,7 @@ class AllKeys:
         A host that is missing in the cache causes a read at once, but at most ten reads a second.
 
         Raises:
-            Unavailable: The database does not answer.
+            Unavailable: The database does not answer, or did not answer within the last second.
         """
         with self._lock:
             moment = self._clock.monotonic()

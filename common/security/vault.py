@@ -64,7 +64,9 @@ class Vault:
         return f"{SEALED}{self._box.encrypt(text.encode()).decode()}"
 
     def open_text(self, kept: str) -> str:
-        """Return the decrypted text of a column. A text without the prefix is returned unchanged.
+        """Return the decrypted text of a column with the value ``kept``.
+
+        A text without the prefix was stored without a key, and is returned unchanged.
 
         Raises:
             Unavailable: There is no key, or the text was sealed with another key.

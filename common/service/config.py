@@ -508,6 +508,7 @@ def reread(process: str = "") -> list[str]:
     """Read the file of ``load`` again, and return the names of changed options, like ``api.port``.
 
     ``CONF`` then has the new values. The names include options of libraries in the file.
+    ``process`` is that of ``load``.
 
     Raises:
         ConfigError: As ``load``. Then ``CONF`` is unchanged.
@@ -611,7 +612,8 @@ def _take_credentials(conf: cfg.ConfigOpts, path: str | None, process: str) -> C
 def _derive(conf: cfg.ConfigOpts, source: CredentialSource) -> None:
     """Set options that follow from other options or from files in their default place.
 
-    ``source.origins`` then has the origin of each.
+    Values in the file or the environment take precedence. ``source.origins`` then has the origin
+    of each derived value.
     """
     if not conf.tls.ca_file and not conf.tls.cert_file and source.add_tls_files():
         conf.reload_config_files()
@@ -638,10 +640,11 @@ def origins(conf: cfg.ConfigOpts) -> dict[str, str]:
 def _check_names_and_limits(
     conf: cfg.ConfigOpts, path: str | None, credentials: Collection[str]
 ) -> None:
-    """Check that every line and credential is a known option, and that options fit together.
+    """Check the names of all lines and credentials, and the time limits of [database].
 
     Raises:
-        ConfigError: A line or credential is unknown, or two options contradict each other.
+        ConfigError: A line is unknown, a credential is refused (``refused_credentials``), or
+            lock_timeout is not less than half of statement_timeout.
     """
     if path and (refused := config_file.unknown(path, OPTIONS)):
         raise ConfigError(refused)

@@ -64,7 +64,7 @@ class CredentialSource(sources.ConfigurationSource):
         self.origins |= origins
 
     def add_tls_files(self) -> bool:
-        """Use the certificates in the folder ``tls``. Return False if there are none."""
+        """Use the certificates and keys in the folder ``tls``. Return False without such files."""
         if self._beside is None:
             return False
         paths = {name: self._beside / TLS_FOLDER / file for name, file in TLS_FILES.items()}

@@ -168,7 +168,7 @@ def _parts(record: logging.LogRecord) -> dict[str, object]:
 
 
 def _value(part: object) -> str:
-    """Return the text of a field.
+    """Return the text of a field. A float has one decimal.
 
     Values with a space, a quote, a backslash or a character outside of ASCII are quoted, and so are
     long values. Quoted values are cut to ``MAX_VALUE_CHARS``, with escapes for these characters.

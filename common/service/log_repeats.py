@@ -131,10 +131,10 @@ class Repeats:
     def news(self, record: logging.LogRecord) -> Iterator[logging.LogRecord]:
         """Yield the records to write now.
 
-        These are ``record``, unless it repeats a problem of the last minute, and a line with the
-        count for each suppressed problem whose minute is over. If the problem of ``record`` is one
-        of them, ``record`` itself has the count. With more than ``MAX_TROUBLES`` problems, the
-        minute of the oldest ones is cut short.
+        These are ``record``, unless it repeats a warning or error of the last minute, and a line
+        with the count for each suppressed problem whose minute is over. If ``record`` repeats such
+        a problem, ``record`` itself has the count. With more than ``MAX_TROUBLES`` problems, the
+        minute of the oldest problems is cut short.
         """
         now = self._monotonic()
         if record.levelno < logging.WARNING:

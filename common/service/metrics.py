@@ -47,6 +47,13 @@ class Metric:
     """One metric with labels. The methods have no effect while the process does not count.
 
     Invariant: labels have few values, which come from Kilonova and never from a client.
+
+    Args:
+        kind: COUNTER, GAUGE or HISTOGRAM.
+        name: Name without ``PREFIX``.
+        about: Description for the endpoint.
+        *labels: Names of the labels. The methods take the values in this order.
+        buckets: Upper limits of a histogram's buckets, in seconds.
     """
 
     known: list[Metric] = []
@@ -61,17 +68,17 @@ class Metric:
         self.known.append(self)
 
     def add(self, *labels: str, value: float = 1) -> None:
-        """Add ``value`` to the counter with these labels."""
+        """Add ``value`` to the counter with these values of the labels."""
         if self._registry is not None:
             self._of(labels).inc(value)
 
     def observe(self, value: float, *labels: str) -> None:
-        """Record a measured value, usually in seconds, in the histogram with these labels."""
+        """Record a measured value, usually seconds, in the histogram with these label values."""
         if self._registry is not None:
             self._of(labels).observe(value)
 
     def set(self, value: float, *labels: str) -> None:
-        """Set the gauge with these labels."""
+        """Set the gauge with these values of the labels."""
         if self._registry is not None:
             self._of(labels).set(value)
 
@@ -85,7 +92,7 @@ class Metric:
         self._real, self._registry = None, registry
 
     def _of(self, labels: tuple[str, ...]) -> Any:  # noqa: ANN401 - depends on the kind
-        """Return the metric of prometheus-client with these labels, created at first use.
+        """Return the metric of prometheus-client with these label values, created at first use.
 
         So a process reports no metrics of tasks that it never does.
         """

@@ -61,7 +61,8 @@ def takes(*options: str, then: Callable[[cfg.ConfigOpts], None] = lambda conf: N
 
     Args:
         options: Patterns, for example ``identity.*``.
-        then: Callback that applies the new values. May raise ConfigError, which refuses them.
+        then: Applies the new values. Called at a reload if one of the options has changed, or was
+            refused at the last reload. May raise ConfigError, which refuses the values.
     """
     _callbacks.append((options, then))
 

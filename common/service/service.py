@@ -101,7 +101,8 @@ def run(
 ) -> None:
     """Call ``open_up``, notify systemd, wait for TERM or INT, close, and end the process.
 
-    HUP reloads the configuration. This function does not return.
+    HUP reloads the configuration. TERM or INT before the end of ``open_up`` ends the process at
+    once. This function does not return.
 
     Args:
         name: Name of the process without "kilonova-".

@@ -51,8 +51,8 @@ class BrowserCookies:
         cookie.
 
         Returns:
-            None if the token is invalid or bound to another browser, if the client is not a browser
-            that would send the cookie, or if the database does not answer.
+            None if the token is invalid or bound already, even to this browser, if the client is
+            not a browser that would send the cookie, or if the database does not answer.
         """
         token, is_top_level = token_of(path), self._is_browser(headers)
         if not token or not (is_top_level or self._is_embedded(headers)):

@@ -158,7 +158,11 @@ class PageServer:
         return response
 
     def _is_framed(self, request: Request) -> bool:
-        """Return True if a page of another origin shows this page in a frame, or may do so."""
+        """Return True if a page of another origin shows this page in a frame, or may do so.
+
+        Over http, a link from another origin counts, unless the query contains ``ALONE``, which the
+        script of ``framed.html`` adds outside of frames.
+        """
         referers = request.headers.get_all("Referer")
         if not referers or self._origins.issuperset(map(origin, referers)):
             return False

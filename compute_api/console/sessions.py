@@ -59,7 +59,12 @@ class ConsoleAgents(Protocol):
     """Sends queries to hosts' agents, which open the consoles of guests."""
 
     def query(self, host: str, verb: str, arguments: JsonObject) -> JsonObject:
-        """Run a query on the host's agent.
+        """Run a query on the host's agent, and return the answer.
+
+        Args:
+            host: Name of the host.
+            verb: Name of the query, here ``console``.
+            arguments: Arguments of the query: the server, and the kind of the console.
 
         Raises:
             NoAnswer: The host does not answer.
@@ -363,7 +368,7 @@ class ConsoleSessions:
             log.warning("the row of a closed console session remains until it expires: %s", problem)
 
     def check_records(self) -> None:
-        """End the sessions that lost their token row, and extend the rows of the others.
+        """End the sessions that lost their token row, and extend the rows of the others in time.
 
         A session loses the row if the row is deleted, if the guest is deleted or moved, if the
         first connection of the session has ended, or if another connection has used the token

@@ -48,7 +48,8 @@ def keystone(identity: IdentityClient, auth_url: str) -> IsValid:
     """Return a function that validates a token with Keystone, using Kilonova's own token.
 
     The function returns False for an unknown or revoked token. An expired token is valid if the
-    identity service supports ``allow_expired``.
+    identity service supports ``allow_expired``. The function raises Unavailable if the service does
+    not answer, and another Problem if Kilonova's user may not validate tokens.
     """
     base = auth_url.rstrip("/")
     http = Http("identity service", base if base.endswith("/v3") else f"{base}/v3")

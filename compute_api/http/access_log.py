@@ -92,7 +92,10 @@ def note(environ: WSGIEnvironment, **parts: str) -> None:
 
 
 def redact_path(path: str) -> str:
-    """Return the path for the log, without tokens, and cut to ``_MAX_PATH_CHARS`` characters."""
+    """Return the path for the log, cut to ``_MAX_PATH_CHARS`` characters.
+
+    Tokens, and all parts between slashes of more than 64 characters, are replaced by '***'.
+    """
     return _LONG.sub("***", _SECRET.sub(r"\1***", path))[:_MAX_PATH_CHARS]
 
 

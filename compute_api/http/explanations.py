@@ -40,7 +40,7 @@ def cut(text: str, most: int = MAX_SHOWN_CHARACTERS) -> str:
 
 
 def abbreviate(value: object) -> str:
-    """Return the beginning of the value's repr, with '***' in place of values of secret keys."""
+    """Return the beginning of the value's repr, with '***' as the value of keys in ``SECRET``."""
     text = ""
     for piece in _split_repr(value):
         text += piece
@@ -97,7 +97,14 @@ class Explainer(Protocol):
     def descend(
         self, instance: object, schema: JsonValue, *, path: object, schema_path: str | None = None
     ) -> Iterator[ValidationError]:
-        """Yield the errors of a part of the value."""
+        """Yield the errors of a part of the value.
+
+        Args:
+            instance: The part.
+            schema: The schema of the part.
+            path: The key or index of the part.
+            schema_path: The key of ``schema`` in the whole schema, or None.
+        """
 
 
 #: A check of one keyword: from the validator, the keyword's value, the instance and the schema.
@@ -107,7 +114,7 @@ Keyword = Callable[
 
 
 def build_explainer(draft: str, formats: Formats) -> Callable[[JsonObject], Explainer]:
-    """Return a constructor of validators with error texts at bounded cost.
+    """Return a function that makes the validator of a schema, with error texts at bounded cost.
 
     Args:
         draft: Name of a validator class of jsonschema, for example Draft202012Validator.

@@ -56,8 +56,8 @@ class Lane:
     """Running and waiting requests of one kind. Thread-safe.
 
     Args:
-        places: Largest number of running requests, at least 2.
-        places_of_project: The same for a single project, at least 1.
+        places: Largest number of running requests. A number below 2 counts as 2.
+        places_of_project: The same for a single project. 0 counts as 1.
         monotonic: The clock.
     """
 
@@ -93,7 +93,8 @@ class Lane:
         """Put a request into the queue of its project.
 
         The request is resumed when a place becomes free, which may be at once. The request is
-        refused after ``MAX_WAIT_SECONDS``, or at once if ``MAX_WAITING`` requests are waiting.
+        refused after ``MAX_WAIT_SECONDS``, or at once if ``MAX_WAITING`` requests of the project
+        are waiting.
         """
         with self._lock:
             line = self._waiting.setdefault(admission.project, deque())
@@ -179,7 +180,11 @@ class Lanes:
     def create(cls, threads: int, waiting_threads: int) -> Lanes:
         """Return lanes with a place for a change in each of these threads.
 
-        Reads need the additional threads of ``threads_beside``.
+        The lanes of reads have half as many places, in the threads of ``threads_beside``.
+
+        Args:
+            threads: Number of the normal threads.
+            waiting_threads: Number of the threads for requests that may wait for a host.
         """
         return cls(
             Lane(threads // 2, threads // 8),
@@ -213,9 +218,11 @@ class Lanes:
 def limit_projects(
     application: WSGIApplication, fault: Callable[[int, str], object]
 ) -> WSGIApplication:
-    """Wrap the application so that a request only runs if its project has a free place.
+    """Wrap the application so that a request only runs with a place in its lane.
 
-    A request without an ``Admission`` or without a project is not limited.
+    Without a free place the response is 503. If ``Admission.must_wait`` is set, the worker discards
+    this response and calls the application again later. A request without an ``Admission`` or
+    without a project is not limited.
 
     Args:
         application: Called with the headers that authentication sets.

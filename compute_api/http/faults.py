@@ -58,7 +58,7 @@ def fault_of(problem: BaseException, texts: Mapping[int, str] = TEXTS) -> ApiFau
 
 
 def log_failure(log: logging.Logger, req: falcon.Request, problem: BaseException) -> None:
-    """Log an unexpected failure with the traceback. Errors of clients need no log line."""
+    """Log a failure of the service with the traceback, for a response with status 5xx."""
     log.error(
         "%s %r failed [%s]",
         req.method,

@@ -257,7 +257,10 @@ def _check_rule(check: FileCheck) -> None:
 
 
 def references(check: FileCheck) -> list[str]:
-    """Return the names of the rules that a rule refers to."""
+    """Return the names of the rules that a rule refers to.
+
+    The check ``is_admin`` refers to the rule context_is_admin.
+    """
     parts = (word.partition(":") for word in words(check))
     return [
         "context_is_admin" if kind == "is_admin" else name

@@ -41,11 +41,11 @@ class ApiRequest:
     body: JsonValue = field(default=None)
 
     def allows(self, rule: str, target: Mapping[str, object] | None = None) -> bool:
-        """Return True if the rule permits the caller to act on the target."""
+        """Return True if the rule permits the caller to act on the target (``Policy.allows``)."""
         return self.policy.allows(rule, self.context, target)
 
     def require(self, rule: str, target: Mapping[str, object] | None = None) -> None:
-        """Check that the rule permits the caller to act on the target.
+        """Check that the rule permits the caller to act on the target, as ``allows`` does.
 
         Raises:
             Forbidden: The rule denies.

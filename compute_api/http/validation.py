@@ -201,7 +201,7 @@ class Schema:
 
     @property
     def names(self) -> Collection[str]:
-        """The keys of the schema, or the parameters of a query."""
+        """The names of the schema's top-level keys, which in a query are the parameters."""
         properties: Document = self.document["properties"]
         return properties.keys()
 

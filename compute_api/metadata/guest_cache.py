@@ -54,7 +54,7 @@ class VendorDataSource(Protocol):
     """The operator's services that return vendor data for single guests."""
 
     def of(self, facts: JsonObject) -> JsonObject:
-        """Return the vendor data for the guest with these facts.
+        """Return the vendor data for the guest with these facts (``InstanceData.facts``).
 
         Raises:
             Unavailable: A service does not answer.
@@ -123,7 +123,7 @@ class GuestCache:
         Raises:
             NotFound: The server does not exist in this project or on this host, or the address is
                 not one of its interfaces.
-            Unavailable: The user data cannot be decrypted.
+            Unavailable: The user data cannot be decrypted, or the database does not answer.
         """
         until, guest = self._guests.get(identity.server, (0.0, None))
         if (

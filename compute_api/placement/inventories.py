@@ -81,7 +81,7 @@ def put_all(request: PlacementRequest, provider_uuid: str) -> ApiResponse:
         NotFound: The provider does not exist.
         BadRequest: A class does not exist, or a value is invalid.
         Conflict: The provider has another generation, a missing class has allocations or is
-            reported by the host, or a value differs from the host's report.
+            reported by the host, or a value that cannot be overridden differs from the report.
     """
     new_inventories = {
         name: _parse(request, provider_uuid, name, values, "update")
@@ -145,7 +145,8 @@ def put(request: PlacementRequest, provider_uuid: str, resource_class: str) -> A
     Raises:
         NotFound: The provider does not exist.
         BadRequest: The provider has no inventory of this class, or a value is invalid.
-        Conflict: The provider has another generation, or a value differs from the host's report.
+        Conflict: The provider has another generation, or a value that cannot be overridden differs
+            from the host's report.
     """
     new_inventories = {
         resource_class: _parse(request, provider_uuid, resource_class, request.body, "update")

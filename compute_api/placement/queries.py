@@ -78,8 +78,8 @@ def traits(values: Sequence[str], version: int, key: str = "required") -> Terms:
         key: The parameter's name, for errors.
 
     Raises:
-        BadQuery: A value is invalid in this microversion, or a trait is both required and
-            forbidden.
+        BadQuery: A value is invalid in this microversion, or a trait is forbidden and also
+            required by its name alone.
     """
     required: list[Names] = []
     forbidden: set[str] = set()
@@ -126,7 +126,7 @@ def _describe_form(version: int) -> str:
 
 
 def members(values: Sequence[str], version: int, key: str = "member_of") -> Terms:
-    """Parse the values of ``member_of`` to a condition that contains all of them.
+    """Parse the values of ``member_of`` to a condition on aggregates that contains all of them.
 
     Args:
         values: The values of the parameter, which may be repeated since 1.24.
@@ -134,7 +134,7 @@ def members(values: Sequence[str], version: int, key: str = "member_of") -> Term
         key: The parameter's name, for errors.
 
     Raises:
-        BadQuery: A value is invalid in this microversion.
+        BadQuery: A value is invalid in this microversion, or there are several before 1.24.
     """
     if len(values) > 1 and version < MANY_MEMBER_OF:
         raise BadQuery("Multiple member_of parameters are not supported")

@@ -22,8 +22,8 @@ class PlacementRequest(ApiRequest):
     """A request with the URLs for its response.
 
     Attributes:
-        base: Prefix of absolute URLs.
-        prefix: Prefix of paths in bodies.
+        base: Prefix of absolute URLs: scheme, host and ``prefix``.
+        prefix: Prefix of paths in bodies: the path below which the service is reached, or "".
     """
 
     base: str

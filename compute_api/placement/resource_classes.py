@@ -55,7 +55,7 @@ def rename(request: PlacementRequest, name: str) -> ApiResponse:
     Raises:
         NotFound: The class does not exist.
         BadRequest: The class is a standard class.
-        Conflict: The class is in use, or the new name exists.
+        Conflict: A provider has an inventory of the class, or the new name exists.
     """
     request.write(resource_classes.rename, name, request.body["name"])
     return ApiResponse(_view(request, request.body["name"]))
@@ -80,6 +80,6 @@ def delete(request: PlacementRequest, name: str) -> None:
     Raises:
         NotFound: The class does not exist.
         BadRequest: The class is a standard class.
-        Conflict: The class is in use.
+        Conflict: A provider has an inventory of the class.
     """
     request.write(resource_classes.delete, name)

@@ -127,7 +127,8 @@ def update(request: PlacementRequest, provider_uuid: str) -> ApiResponse:
         NotFound: The provider does not exist.
         BadRequest: The parent does not exist or is below the provider, or the provider has a parent
             and the microversion does not permit another one.
-        Conflict: The name is in use, or the provider or the parent belongs to a host.
+        Conflict: The name is in use, the new parent belongs to a host, or the provider belongs to
+            a host and its name or parent would change.
     """
     values = _normalize_uuids(request.body)
 

@@ -60,6 +60,10 @@ class ClientConnection:
     thread.
 
     Attributes:
+        key: Listener and address of the client, under which connections are counted.
+        since: Begin of the body, or of the wait until the client takes data. 0: not waiting.
+        from_byte: Number of bytes that were sent before ``since``.
+        held: Buffered bytes of request and response.
         answer: The ``PendingResponse``.
         admission: The request's ``fair_share.Admission``.
         is_given: The response is completely in ``out``.
@@ -91,7 +95,7 @@ class ClientConnections:
         selector: The selector of the thread.
         config: The configuration of gunicorn.
         limits: The limits of clients.
-        defer: Runs a function in this thread.
+        defer: Runs a function later in the thread of the connections. Called in any thread.
         begin: Hands a complete request to a worker thread.
         go_on: Hands a response with room in its buffer to a worker thread.
         refuse: Builds an error response from status and text.
@@ -126,7 +130,12 @@ class ClientConnections:
 
     # --- New connections ---
     def accept(self, listener: socket.socket, tag: Hashable = None) -> None:
-        """Accept waiting connections of a listener, at most ``ACCEPT_BATCH``."""
+        """Accept waiting connections of a listener, at most ``ACCEPT_BATCH``.
+
+        Args:
+            listener: The listening socket.
+            tag: The address of the listener. Clients of several listeners are counted separately.
+        """
         for _ in range(ACCEPT_BATCH):
             try:
                 sock, peer = listener.accept()
@@ -294,7 +303,11 @@ class ClientConnections:
         self.refuse(client, status, f"{str(problem)[:200]}.")
 
     def refuse(self, client: ClientConnection, status: int, text: str) -> None:
-        """Send an error response. The connection is closed after at most ``LINGER_SECONDS``."""
+        """Send an error response, and read no more requests from this connection.
+
+        The connection is closed when the client closes, or by ``close_late`` after
+        ``LINGER_SECONDS``.
+        """
         with contextlib.suppress(BrokenPipeError):
             client.out.sendall(self._refuse(status, text))
             client.out.flush()
@@ -440,7 +453,10 @@ class ClientConnections:
                     client.deadline = min(client.deadline, time.monotonic() + LINGER_SECONDS)
 
     def drop(self, client: ClientConnection) -> None:
-        """Close the connection in any phase."""
+        """Close the connection in any phase. Repeated calls have no effect.
+
+        A paused response is given to a thread once more, which fails and releases its resources.
+        """
         if not client.is_open:
             return
         client.is_open = False

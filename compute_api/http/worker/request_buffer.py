@@ -69,6 +69,8 @@ class RequestBuffer:
     def advance(self) -> bool:
         """Return True if a request is complete, or if its body exceeds the buffer.
 
+        Then the caller can read ``request``, and ``arrived`` has only the data after the request.
+
         Raises:
             ParseException: The request is invalid.
         """
@@ -89,7 +91,7 @@ class RequestBuffer:
         self.arrived.clear()
 
     def forget(self) -> None:
-        """Prepare for the next request after the response. Data that has arrived is kept."""
+        """Prepare for the next request after the response. Its data may have arrived already."""
         self.request = self._chunks = None
         self._searched = self._length = 0
 

@@ -54,7 +54,8 @@ def worker(
         limits: The limits of clients.
         fault: Builds the body of an error that the worker itself sends, from status and text.
         may_wait: Returns True for paths of requests that use the waiting threads.
-        waiting_threads: Number of waiting threads.
+        waiting_threads: Number of waiting threads: separate threads for requests that wait for a
+            host.
         shares_threads: Share the threads between projects (see ``Worker``).
     """
     attributes: dict[str, object] = {"shares_threads": shares_threads}
