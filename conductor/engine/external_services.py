@@ -233,6 +233,12 @@ class VolumeApi(Protocol):
     ) -> Attachment:
         """Let the connector's host use the volume.
 
+        Args:
+            attachment_id: Id of the attachment, a reservation or a connected attachment.
+            connector: Description of the host.
+            mountpoint: Device name in the guest.
+            mode: "rw" or "ro".
+
         Raises:
             NotFound: The attachment does not exist.
         """

@@ -66,6 +66,11 @@ def service(engine: Engine) -> ShareApi:
 def reconcile_rule(engine: Engine, share_id: str, access_to: str) -> None:
     """Create the rule if a server needs it, otherwise delete it.
 
+    Args:
+        engine: The conductor's engine.
+        share_id: The id of the share.
+        access_to: The address that the rule lets mount the share.
+
     Raises:
         Unavailable: The service does not answer, the rule is being deleted, or its use changed in
             each of ``MAX_ROUNDS`` rounds.

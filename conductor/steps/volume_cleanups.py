@@ -152,10 +152,17 @@ def reconcile(engine: Engine, row: CleanupRow, look: Callable[[], ServerRow | No
     """Bring a volume and its attachments to the state in the server's record.
 
     The volume is the cleanup's ``place``. The server keeps only the attachment in its row. A volume
-    that was to be deleted with its server is deleted if no row of the server names it.
+    that was to be deleted with its server is deleted if no row of the server names it. A snapshot
+    and a swap that the cleanup names are ended first.
+
+    Args:
+        engine: The conductor's engine.
+        row: The pending cleanup.
+        look: Reads the server. None: the server does not exist. Raises if an action has the server.
 
     Raises:
-        Unavailable: A host may still have the volume connected, or the service does not answer.
+        Unavailable: A host may still have the volume connected, the service does not answer, or the
+            service is still creating the snapshot.
         Conflict: The guest may use the volume by a connection that is not in the record, or the
             host's agent reports no connector.
         Problem: The service refuses.
@@ -197,7 +204,11 @@ def reconcile(engine: Engine, row: CleanupRow, look: Callable[[], ServerRow | No
 def _repair_row(
     engine: Engine, row: BlockDeviceRow, server: ServerRow, attachments: Sequence[Attachment]
 ) -> None:
-    """Connect or reserve the volume of an idle server, as the server's host requires."""
+    """Connect the volume to its idle server's host, or only reserve it if the server has no host.
+
+    Nothing changes if the row has this state already, or if the volume is being created or has an
+    error.
+    """
     if row.status not in (
         BlockDeviceStatus.RESERVED,
         BlockDeviceStatus.ATTACHING,
@@ -217,7 +228,8 @@ def _connect_again(
 ) -> None:
     """Connect a volume to the host of its idle server. The guest gets it at the next start.
 
-    An action left the volume without a connection, because the service refused one in the undo.
+    An action left the volume without a connection, because the service refused one in the undo. If
+    an action takes the server meanwhile, the row stays unchanged.
 
     Raises:
         Conflict: The guest may be using the volume by its old attachment, or the host's agent
@@ -264,7 +276,8 @@ def _reserve_anew(
     first.
 
     Returns:
-        The reservation. None if an action has taken the server meanwhile.
+        The reservation. None if an action has taken the server meanwhile. Then the reservation is
+        deleted again.
     """
     if old is not None and old.status != COMPLETE:
         service(engine).detach(old.id)
@@ -279,7 +292,13 @@ def _reserve_anew(
 
 
 def _change_idle(tx: Connection, row: BlockDeviceRow, seen: ServerRow, values: JsonObject) -> bool:
-    """Change the volume's row, unless its server has changed since ``seen`` was read.
+    """Change the volume's row, unless its server has been deleted or taken by an action meanwhile.
+
+    Args:
+        tx: The transaction.
+        row: The row of the volume.
+        seen: The server as read earlier. Another fence means that an action has had the server.
+        values: The changed columns.
 
     Returns:
         True if the row was changed.
@@ -293,15 +312,20 @@ def _change_idle(tx: Connection, row: BlockDeviceRow, seen: ServerRow, values: J
 
 # --- a volume that the guest still has ---
 def give_back(engine: Engine, row: CleanupRow, look: Callable[[], ServerRow | None]) -> None:
-    """Begin the action that detaches a volume in status error, or return if no such volume exists.
+    """Begin the action that detaches a volume that its attach and undo left in status error.
 
-    Neither the attach of the volume nor its undo succeeded. An error repeats the cleanup. A return
-    ends the cleanup: the server does not exist or does not have the volume, or the volume has
-    another status.
+    The cleanup is repeated until the volume is gone, so this raises Unavailable after the action
+    has begun. It returns, which ends the cleanup, if the server does not exist or does not have the
+    volume, or if the volume has another status.
+
+    Args:
+        engine: The conductor's engine.
+        row: The pending cleanup. Its target is the uuid of the volume's row.
+        look: Reads the server. None: the server does not exist. Raises if an action has the server.
 
     Raises:
-        Unavailable: The action has begun.
-        Problem: The server's state does not permit the action.
+        Unavailable: The action has begun. The next try of the cleanup checks the result.
+        Problem: The server's state does not permit the action. The cleanup is tried again.
     """
     server = look()
     if server is None:
