@@ -257,7 +257,7 @@ class Hosts:
 
     # --- Snapshots ---
     def snapshot(self, facts: RequestFacts | None = None, proposals: bool = True) -> Snapshot:
-        """Return a copy of the hosts as last read, which the caller may change.
+        """Return a copy of the hosts as last read, which ``Snapshot.take`` may change.
 
         Args:
             facts: Data of the requests, or None for a snapshot without groups and hints.

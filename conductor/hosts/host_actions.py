@@ -409,6 +409,10 @@ class _Round:
         """Write moves that ended since the last round to the journal.
 
         Moves of another origin that began since then are written too.
+
+        Args:
+            at: The current time, in microseconds.
+            under_way: All moves under way, also stuck moves.
         """
         now = {move.uuid for move in under_way}
         for move in (

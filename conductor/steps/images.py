@@ -110,6 +110,8 @@ def rotate(engine: Engine, server: str, args: JsonMapping) -> None:
 def check(engine: Engine, image_id: str, flavor: JsonObject) -> None:
     """Check again that an image can be used, because the image may have changed meanwhile.
 
+    The image must also suit the flavor: disk and memory must be large enough.
+
     Raises:
         Problem: The image cannot be used. The text contains the reason.
         Unavailable: The image service does not answer.

@@ -74,9 +74,14 @@ def mark_detaching(run: LeavingRun) -> None:
 
 
 def record_superseded_action(run: LeavingRun, before: ActionRow) -> None:
-    """Record the volume on which the superseded action was working.
+    """Record what the superseded action was doing with one of the server's volumes.
 
-    A volume that was being detached is kept, even if it was to be deleted with the server.
+    The end of the volume then includes the end of its swap or snapshot. A volume that was being
+    detached is kept, even if it was to be deleted with the server.
+
+    Args:
+        run: The run of the delete, after ``mark_detaching``.
+        before: The action that the delete has superseded.
     """
     for volume in run.data.volumes:
         if volume.volume_id != before.args.get("volume_id"):
@@ -98,8 +103,8 @@ def had_volumes(run: LeavingRun) -> bool:
 def release_all(engine: Engine, run: LeavingRun) -> None:
     """End the attachments, and delete the volumes that are deleted with their server.
 
-    If a host may still have volumes connected, or the service refuses, the work becomes pending
-    cleanups.
+    A swap or snapshot of a volume is ended first. If a host may still have volumes connected, or
+    the service refuses, the work becomes pending cleanups.
     """
     holding_hosts = volumes.holding(engine, run.server.id)
     for volume in run.data.volumes:
