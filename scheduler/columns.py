@@ -344,6 +344,7 @@ class Columns:
         Args:
             rows: All aggregates.
             members: Hosts of the new and changed aggregates, by id. The others keep their mask.
+                If rows have moved, this must contain all aggregates.
             default_zone: Zone of hosts in no aggregate with a zone.
         """
         base, size = self.base, len(self.base.names)

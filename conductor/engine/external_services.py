@@ -182,7 +182,7 @@ class VolumeApi(Protocol):
         """
 
     def update_snapshot_status(self, snapshot_id: str, status: str) -> None:
-        """Report the result of a host that creates or deletes a snapshot for the service.
+        """Report to the service how the creation or deletion of a snapshot on a host has ended.
 
         Args:
             snapshot_id: The snapshot.

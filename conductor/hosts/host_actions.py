@@ -683,6 +683,8 @@ class _Round:
     def _add_summary(self, look: Look) -> None:
         """Write each server that stays to the journal, with the reason and the next step.
 
+        A server with a running action counts as staying.
+
         Moves that wait for a confirm or revert by the server's owner are written too.
         """
         for server in look.servers:
