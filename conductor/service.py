@@ -168,6 +168,9 @@ class Messages:
 
         Returns:
             None if the commands have no images.
+
+        Raises:
+            Unavailable: No ticket can be issued.
         """
         return self._gateway.for_commands(host, commands)
 

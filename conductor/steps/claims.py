@@ -40,7 +40,7 @@ MAX_PAUSE_MICROS = 4 * SECOND
 
 @dataclass(kw_only=True)
 class PlacementData(ActionData):
-    """Data that the placement of a server leaves."""
+    """Data that the placement of a server leaves for later steps."""
 
     #: Claims in a row that other servers have won.
     claims_lost: int = 0
@@ -246,7 +246,7 @@ def _request(run: PlacementRun, spec: RequestSpec) -> allocations.ClaimRequest:
 
 
 def _retry(run: PlacementRun, refused: str) -> None:
-    """Let the run request new proposals, because none of the proposed hosts could be claimed.
+    """Let the run request new proposals, because no proposed host could be claimed.
 
     After more than ``MAX_LOST_CLAIMS`` lost claims in a row, the pauses before the request grow.
     ``refused`` is the reason of the last refusal, for the log.

@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 @dataclass(kw_only=True)
 class ImageData(ActionData):
-    """Data that the creation of an image leaves."""
+    """Data that the creation of an image leaves for later steps."""
 
     #: Size of the image in bytes.
     size: int = 0

@@ -45,7 +45,7 @@ NO_HOST_EVENTS = ("compute_task.migrate_server.error",)
 
 @dataclass(kw_only=True)
 class MoveData(PlacementData, PortData, ArrivingData):
-    """Data that the steps of a move leave."""
+    """Data that the steps of a move leave for later steps."""
 
     #: True if a destination is claimed, in ``dest``, ``zone`` and ``assignment``.
     placed: bool = False

@@ -43,7 +43,7 @@ UNBOUND = {"device_id": "", "device_owner": "", "binding:host_id": ""}
 
 @dataclass(kw_only=True)
 class PortData(ActionData):
-    """Data that the steps about ports leave."""
+    """Data that the steps about ports leave for later steps."""
 
     #: The server's interfaces as the network service reports them.
     plugged: list[JsonObject] | None = None
@@ -65,7 +65,7 @@ class PortData(ActionData):
 
 @dataclass(kw_only=True)
 class InterfaceData(PortData):
-    """Data that the attach of an interface leaves."""
+    """Data that the attach of an interface leaves for later steps."""
 
     #: The new interface. The API reads this.
     interface: JsonObject | None = None
@@ -338,7 +338,7 @@ def store_interfaces(tx: Connection, engine: Engine, runs: Sequence[PortRun]) ->
 
 
 def _ports_before(run: RequestRun) -> set[str]:
-    """Return the ports that the server had before this action."""
+    """Return the ids of the ports that the server had before this action."""
     requested = {request.get("port") for request in run.args.networks}
     return {interface["port"] for interface in run.server.interfaces or ()} - requested
 
@@ -356,10 +356,10 @@ def _binding(networks: NetworkApi, run: PortRun, host: str | None) -> JsonObject
 def dns_name(hostname: str) -> str:
     """Return a server's name in the form that network services accept.
 
-    A name consists of labels with letters, digits and inner hyphens. A valid hostname stays
-    unchanged, with all its labels. If the last label is a number, the name could be read as an
-    address, so all labels are joined. For example, ``web_1.example`` becomes ``web-1.example``, and
-    ``10.0.0.5`` becomes ``10-0-0-5``.
+    A name consists of labels with up to 63 letters, digits and inner hyphens. A valid hostname
+    stays unchanged, with all its labels. If the last label is a number, the name could be read as
+    an address, so all labels are joined. For example, ``web_1.example`` becomes ``web-1.example``,
+    and ``10.0.0.5`` becomes ``10-0-0-5``.
     """
     labels = [re.sub("[^A-Za-z0-9-]", "-", label)[:63].strip("-") for label in hostname.split(".")]
     valid_labels = [label for label in labels if label]
@@ -371,7 +371,8 @@ def dns_name(hostname: str) -> str:
 def _owner(run: PortRun, host: str | None) -> str:
     """Return the device_owner of the server's ports, which contains the availability zone.
 
-    For the destination of a move, the zone is in ``run.data``.
+    ``host`` is the host to which the ports are bound. For the destination of a move, the zone is in
+    ``run.data``, otherwise in the server's row. Without a zone, "nova" is used.
     """
     zone = run.data.zone if host and host == run.data.dest else None
     return f"compute:{zone or run.changes.get('availability_zone', run.server.availability_zone) or 'nova'}"

@@ -48,7 +48,7 @@ class LeftVolume:
 
 @dataclass(kw_only=True)
 class LeavingData(ActionData):
-    """Data that the delete of a server with volumes leaves."""
+    """Data that the delete of a server with volumes leaves for later steps."""
 
     #: The volumes of the deleted server.
     volumes: list[LeftVolume] = field(default_factory=list)
@@ -74,7 +74,7 @@ def mark_detaching(run: LeavingRun) -> None:
 
 
 def record_superseded_action(run: LeavingRun, before: ActionRow) -> None:
-    """Record what the superseded action was doing with one of the server's volumes.
+    """Record what the superseded action was doing with a volume of the server.
 
     The end of the volume then includes the end of its swap or snapshot. A volume that was being
     detached is kept, even if it was to be deleted with the server.
@@ -234,7 +234,7 @@ def _connect_again(
     """Connect a volume to the host of its idle server. The guest gets it at the next start.
 
     An action left the volume without a connection, because the service refused one in the undo. If
-    an action takes the server meanwhile, the row stays unchanged.
+    an action takes the server meanwhile, the connection is not recorded.
 
     Raises:
         Conflict: The guest may be using the volume by its old attachment, or the host's agent

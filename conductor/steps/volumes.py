@@ -49,7 +49,7 @@ NAME_ID = "name_id"
 
 @dataclass(kw_only=True)
 class VolumesData(ActionData):
-    """Data that the creation of a server with volumes leaves."""
+    """Data that the creation of a server with volumes leaves for later steps."""
 
     #: Time of the first check whether the volumes exist, in microseconds.
     volumes_since: int | None = None
