@@ -110,7 +110,7 @@ def rotate(engine: Engine, server: str, args: JsonMapping) -> None:
 def check(engine: Engine, image_id: str, flavor: JsonObject) -> None:
     """Check again that an image can be used, because the image may have changed meanwhile.
 
-    The image must also suit the flavor: disk and memory must be large enough.
+    The flavor's memory and disk must also be large enough for the image.
 
     Raises:
         Problem: The image cannot be used. The text contains the reason.

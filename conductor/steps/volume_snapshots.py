@@ -47,7 +47,8 @@ def status_without_guest(before: ActionRow) -> str | None:
 def end_without_guest(engine: Engine, snapshot_id: str, status: str) -> None:
     """Report the status of a snapshot whose server was deleted.
 
-    After ``creating``, the caller repeats this until the service has completed the snapshot.
+    With the status ``creating``, this raises Unavailable until the service has ended the creation.
+    The caller repeats the call.
 
     Why: when Cinder completes a new snapshot, it writes the volume's new file name into the
     server's attachment. So the attachment must exist until then.
