@@ -168,6 +168,9 @@ class Messages:
 
         Returns:
             None if the commands have no images.
+
+        Raises:
+            Unavailable: No ticket can be issued.
         """
         return self._gateway.for_commands(host, commands)
 
@@ -358,7 +361,10 @@ class Conductor:
                 log.exception("a sweep failed; the next begins in a second")
 
     def _note_refusals(self) -> None:
-        """Store the numbers of refused messages by host, for ``kilonova hosts``."""
+        """Store the numbers of refused messages by host, for ``kilonova hosts``.
+
+        Only the ``MAX_NOTED_HOSTS`` hosts with the highest numbers are stored.
+        """
         refused = self._refusals.take() if self._refusals is not None else None
         if refused:
             # Limited, because an attacker may invent names of hosts.
@@ -393,7 +399,7 @@ class Conductor:
             actions.close()
 
     def send_notifications(self, sender: NotificationSender) -> None:
-        """Loop: send the notifications in the outbox."""
+        """Loop: write notices of the usage audit, and send the notifications in the outbox."""
         while not self._stop.wait(SWEEP_SECONDS):
             try:
                 sender.audit_usage()

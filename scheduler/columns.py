@@ -81,8 +81,8 @@ class Shared(Generic[K, T]):
 class HostParts(Mapping[int, Parts]):
     """The parts of each host with NUMA nodes or devices, by row.
 
-    Hosts with equal hardware and without holders share one object. Repeated access returns the same
-    object, so that results can be cached by identity.
+    Hosts with equal hardware, of which no guest holds a part, share one object. Repeated access
+    returns the same object, so that results can be cached by identity.
     """
 
     def __init__(self, columns: Columns) -> None:
@@ -344,6 +344,7 @@ class Columns:
         Args:
             rows: All aggregates.
             members: Hosts of the new and changed aggregates, by id. The others keep their mask.
+                If rows have moved, this must contain all aggregates.
             default_zone: Zone of hosts in no aggregate with a zone.
         """
         base, size = self.base, len(self.base.names)
@@ -368,7 +369,10 @@ class Columns:
             base.zones[aggregate.members] = base.zone_numbers[zone]
 
     def fill_working(self, numbers: Mapping[str, int]) -> None:
-        """Replace ``Snapshot.working``. Hosts that are not in ``numbers`` get 0."""
+        """Replace ``Snapshot.working``, the number of running disk copies on each host.
+
+        ``numbers`` contains the new number by host name. Other hosts get 0.
+        """
         base = self.base
         base.working = np.zeros(len(base.names), np.int64)
         for host, number in numbers.items():

@@ -201,8 +201,8 @@ class Hosts:
     def _read_extras(self, tx: Connection, moment: float) -> None:
         """Read the metrics and image properties that ``ReadOptions`` requires.
 
-        Metrics are read every ``METRICS_INTERVAL_SECONDS``. Properties are read for new images,
-        after the images on hosts have changed.
+        Metrics are read if the last read of metrics is ``METRICS_INTERVAL_SECONDS`` old. Properties
+        are read for new images, after the images on hosts have changed.
         """
         columns = self._columns
         if self._wants.metrics and moment - self._measured >= METRICS_INTERVAL_SECONDS:
@@ -257,7 +257,7 @@ class Hosts:
 
     # --- Snapshots ---
     def snapshot(self, facts: RequestFacts | None = None, proposals: bool = True) -> Snapshot:
-        """Return a copy of the hosts as last read, which the caller may change.
+        """Return a copy of the hosts as last read, which ``Snapshot.take`` may change.
 
         Args:
             facts: Data of the requests, or None for a snapshot without groups and hints.

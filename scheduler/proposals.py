@@ -28,8 +28,9 @@ class Proposals:
     def select(self, specs: Sequence[RequestSpec], fresh: bool = False) -> list[Selection]:
         """Propose hosts for each server, in the order of ``specs``.
 
-        The first host of each selection is recorded as a proposal. If no host fits a request, its
-        selection has no hosts, and contains the reason.
+        Earlier proposals for these servers are dropped, and the first host of each selection is
+        recorded as a proposal. If no host fits a request, its selection has no hosts, and contains
+        the reason.
 
         Args:
             specs: The requests.

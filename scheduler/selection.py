@@ -301,7 +301,7 @@ def _take(
 
 # --- Reasons of rejected hosts ---
 def summarize(snapshot: Snapshot, examination: Examination) -> str:
-    """Return the summary of all rejections.
+    """Return the summary of all rejections, or a sentence if no host exists.
 
     For example, ``12 hosts: 7 not in zone az1, 4 short of MEMORY_MB (need 4096, most free 2048), 1
     disabled``.

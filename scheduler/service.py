@@ -87,7 +87,7 @@ def options(conf: cfg.ConfigOpts) -> SelectionOptions:
     """Build the scheduler's selection options from the configuration.
 
     Raises:
-        ConfigError: A filter or weigher is unknown, or cannot be created.
+        ConfigError: A filter or weigher is unknown or cannot be created, or a ratio is no number.
     """
     try:
         metrics = weighers.pairs("[metrics] weight_setting", conf.metrics.weight_setting)
@@ -123,8 +123,8 @@ def _apply_options(proposals: OneAtATime, current: ReadOptions, conf: cfg.Config
         conf: The changed configuration.
 
     Raises:
-        ConfigError: A filter or weigher is unknown, or the change needs other data about hosts,
-            which is only read after a restart.
+        ConfigError: The options are invalid, or the change needs other data about hosts, which is
+            only read after a restart. Then the scheduler keeps its options.
     """
     new_options = options(conf)
     if read_options(conf) != current:

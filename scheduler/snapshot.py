@@ -83,7 +83,7 @@ class Group:
 class Parts:
     """The NUMA nodes and devices of a host, and the hardware that its guests hold.
 
-    Hosts with equal hardware and without holders share one object.
+    Hosts with equal hardware, of which no guest holds a part, share one object.
     """
 
     numa_nodes: Sequence[NumaNode]

@@ -100,7 +100,8 @@ def _without_options(weigher: Weigher) -> Factory:
 def _weigh_devices(snapshot: Snapshot, spec: RequestSpec, rows: Numbers) -> Floats | None:
     """Return the negative number of free PCI devices, so that hosts with few are preferred.
 
-    Hosts with many free devices are kept for servers that need many.
+    Hosts with many free devices are kept for servers that need many. Hosts with
+    ``MAX_COUNTED_DEVICES`` or more free devices are equal.
     """
     return -np.minimum(snapshot.devices[rows], MAX_COUNTED_DEVICES).astype(np.float64)
 
@@ -163,7 +164,8 @@ def _weigh_image_properties(conf: cfg.ConfigOpts) -> Weigher:
     """Return the weigher by image properties that the request shares with servers on the host.
 
     For each server on the host, the properties that its image has in common with the request's
-    image are added up, each with its ratio. Without configured ratios each counts as 1.
+    image are added up, each with its ratio. Without configured ratios each counts as 1. With
+    ratios, a property without a ratio counts as 0.
     """
     ratios = pairs(
         "[scheduler] image_props_weight_setting", conf.scheduler.image_props_weight_setting

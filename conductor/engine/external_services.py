@@ -182,7 +182,7 @@ class VolumeApi(Protocol):
         """
 
     def update_snapshot_status(self, snapshot_id: str, status: str) -> None:
-        """Report the result of a host that creates or deletes a snapshot for the service.
+        """Report to the service how the creation or deletion of a snapshot on a host has ended.
 
         Args:
             snapshot_id: The snapshot.
@@ -232,6 +232,12 @@ class VolumeApi(Protocol):
         self, attachment_id: str, connector: JsonObject, mountpoint: str, mode: str
     ) -> Attachment:
         """Let the connector's host use the volume.
+
+        Args:
+            attachment_id: Id of the attachment, a reservation or a connected attachment.
+            connector: Description of the host.
+            mountpoint: Device name in the guest.
+            mode: "rw" or "ro".
 
         Raises:
             NotFound: The attachment does not exist.

@@ -48,6 +48,14 @@ class Written(NamedTuple):
 def write(tx: Connection, engine: WorkflowEngine, runs: Iterable[AnyRun]) -> Written:
     """Write the changes of runs in their transaction.
 
+    If a run changes its action's row, the action's count of failures becomes 0, unless the run has
+    counted a failure.
+
+    Args:
+        tx: The transaction.
+        engine: The conductor's engine.
+        runs: The runs of this transaction, at most one for each action.
+
     Returns:
         The work for ``send``, which the caller does after the commit.
     """

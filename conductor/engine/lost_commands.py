@@ -43,7 +43,8 @@ def resend(
     """Return a host's lost commands, pending removals and migration controls.
 
     At most ``BATCH_SIZE`` commands and ``BATCH_SIZE`` removals are returned, and marked as sent
-    now. The controls are not marked, so each report is answered with them.
+    now. An action whose command cannot be built is marked too. The controls are not marked, so each
+    report is answered with them.
 
     Args:
         tx: The transaction.

@@ -28,6 +28,8 @@ WHOLE = frozenset(("metrics", "files"))
 def split(sync: Sync) -> list[Sync]:
     """Split a report by fields, or a report with one field into its entries.
 
+    Metrics and files are not split into entries.
+
     Returns:
         The parts. Empty if the report has no content or cannot be split further.
     """

@@ -162,8 +162,8 @@ def _find_session(engine: WorkflowEngine, sync: Sync) -> int:
 def _process_part(engine: WorkflowEngine, reported: Sync, until: float) -> None:
     """Process a report. If that fails, split the report and process each part.
 
-    Parts that remain at the time ``until`` of the monotonic clock are ignored, because the host
-    repeats them.
+    Results and domains of servers whose work waits for a lock are left out. Parts that remain at
+    the time ``until`` of the monotonic clock are ignored. The host repeats both.
     """
     if engine.clock.monotonic() > until:
         return
@@ -210,7 +210,8 @@ def _take_in(
     """Run the transaction of a round of reports.
 
     The order is registrations, results and domain states, host states, answers. The parts of the
-    reports about servers in ``locked``, which other transactions have locked, are left out.
+    reports about servers in ``locked``, which other transactions have locked, are left out. A
+    report of an ended session is only answered.
 
     Returns:
         The answers in the order of ``syncs``, the work after the commit, and the actions whose
@@ -457,6 +458,8 @@ def finish_step(
 ) -> AnyRun | None:
     """Process a result, if an action waits for this result from this host.
 
+    If the host has refused the command, a failure of the action is counted.
+
     Args:
         tx: The transaction.
         engine: The conductor's engine.
@@ -467,7 +470,8 @@ def finish_step(
 
     Returns:
         The run with the changes that the caller must write. None if the result is ignored, because
-        no action waits for it or this release does not have the workflow.
+        no action waits for it, another host has the command, or this release does not have the
+        workflow.
     """
     server = servers.get(head.server_id)
     if (
@@ -524,6 +528,15 @@ def _advance_waiting_actions(
     server_ids: set[str],
 ) -> list[AnyRun]:
     """Advance the actions that waited for the removal of their server's guests.
+
+    Only actions at a step without a call or preparation are advanced.
+
+    Args:
+        tx: The transaction.
+        engine: The conductor's engine.
+        servers: The locked servers by id.
+        heads: The locked actions by id.
+        server_ids: The servers of which a host has removed a guest.
 
     Returns:
         The runs with the changes that the caller must write.
@@ -679,10 +692,10 @@ def _find_unknown_fences(tx: Connection, sync: Sync) -> tuple[dict[str, int], li
     """Return the fences that the host does not know, and the servers that must not run there.
 
     Returns:
-        The fences of idle servers on this host, by server, if higher than the reported fence. Until
-        the host knows the fence, the reported state of the domain does not count, and the host may
-        still execute commands of an ended action. Second, the servers that run on this host
-        although their record names another host or none.
+        First, the fences of idle servers on this host, by server. The host has reported the
+        server's domain under a lower fence, or still executes a command of an ended action. Until
+        the host knows the fence, the reported state of the domain does not count. Second, the
+        servers that run on this host although their record names another host or no host.
     """
     domains = [*(sync.domains or ()), *sync.changed]
     reported = {domain.server: domain.fence for domain in domains}

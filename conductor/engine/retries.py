@@ -153,7 +153,8 @@ def count_exception(engine: WorkflowEngine, row: ActionRow, problem: Exception) 
 
     Failures of an action that has advanced meanwhile, or that another conductor has leased, are not
     counted. A due action is tried again after a growing pause. A command that the action waits for
-    is sent again with the next report of its host.
+    is sent again with the next report of its host. If another transaction has locked the rows,
+    nothing is counted.
 
     Raises:
         Unavailable: The database does not answer.

@@ -180,7 +180,7 @@ class Run(Generic[Args, Data]):
         return bool(self.head.get("phase", self.action.phase) == ActionPhase.UNDO)
 
     def secrets(self, engine: Engine) -> JsonObject:
-        """Return the opened secrets of the request, {} without secrets."""
+        """Return the decrypted secrets of the request, {} without secrets."""
         return engine.vault.open(self.action.secrets) if self.action.secrets else {}
 
     def continue_at(self, step: str | None, **head: object) -> None:
@@ -215,7 +215,8 @@ class Run(Generic[Args, Data]):
     ) -> None:
         """Record the definite failure of the current step, with the fields of ``Failure``.
 
-        The function returns normally. The runner begins the undo after the step.
+        The function returns normally. After the step the runner begins the undo, or after the pivot
+        ends the action as failed.
         """
         self.problem = StepFailed(text, details, retryable, status, reason)
 
@@ -335,6 +336,12 @@ def cleanup_command(server: str, fence: int, session: int = 0, *, keep_files: bo
 
     No action waits for the command. The conductor repeats the command until the host has removed
     the guest.
+
+    Args:
+        server: The id of the server.
+        fence: The fence of the command, which is part of its key.
+        session: The host's session, or 0 if the caller sets it later.
+        keep_files: True to keep the guest's files, because another host uses them.
     """
     verb = EnsureAbsent(keep_files=keep_files)
     key = CommandKey(CommandKind.CLEANUP, server, verb.name, fence)

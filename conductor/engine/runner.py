@@ -116,7 +116,17 @@ def advance(engine: WorkflowEngine, lane: Lane = Lane.INSIDE) -> int:
 def _burst(
     engine: WorkflowEngine, workflow: AnyWorkflow, index: int, rows: Sequence[ActionRow], lane: Lane
 ) -> None:
-    """Advance actions at the same step: prepare or call, write one transaction, then send."""
+    """Advance actions at the same step: prepare or call, write one transaction, then send.
+
+    An action whose abort was requested is not prepared or called, and fails in the transaction.
+
+    Args:
+        engine: The conductor's engine.
+        workflow: The workflow of the actions.
+        index: The position of the step.
+        rows: The leased actions.
+        lane: INSIDE prepares the step. Another lane calls its service.
+    """
     servers, volumes = engine.store.read(
         lambda tx: _add_volumes(tx, actions.servers_of(tx, (row.server_id for row in rows)))
     )
@@ -152,7 +162,7 @@ def _prepare(
 
     If an action got no answer ``MAX_UNANSWERED`` times, the action's request may be the reason.
     Then a part of the runs, different in each round, is prepared first, and the others only if that
-    part got an answer.
+    part got an answer. Runs without an answer are postponed.
     """
     if not step.prepare:
         return list(runs)
@@ -172,7 +182,11 @@ def _prepare(
 def _prepare_together(
     engine: WorkflowEngine, workflow: AnyWorkflow, step: AnyStep, runs: Sequence[AnyRun]
 ) -> list[AnyRun]:
-    """Prepare all runs in one call, or each in its own call if that fails unexpectedly."""
+    """Prepare all runs in one call, or each in its own call if that fails unexpectedly.
+
+    Returns the prepared runs. Without an answer the runs are postponed. An unexpected failure of a
+    single run is counted.
+    """
     assert step.prepare is not None
     prepared = [workflow.run(run.action, run.server, run.volumes) for run in runs]
     try:
@@ -200,7 +214,8 @@ def _prepare_together(
 def _call(engine: WorkflowEngine, step: AnyStep, runs: Sequence[AnyRun]) -> list[AnyRun]:
     """Call the step's service for each run, and return the runs that got an answer.
 
-    A definite refusal becomes the failure of the run's step. Runs without an answer are postponed.
+    A definite refusal counts as an answer, and becomes the failure of the run's step. Runs without
+    an answer are postponed. An unexpected error is counted for the run's action.
     """
 
     def call(run: AnyRun) -> None:
@@ -239,10 +254,11 @@ def _commit(
     """Write the transaction of a burst, and send the commands after the commit.
 
     If the transaction fails, the runs are written one by one without repeating ``call`` or
-    ``prepare``. If rows are locked, their actions are postponed and the others are written.
+    ``prepare``, and the failure of a single run is counted. If rows are locked, their actions are
+    postponed and the others are written. If the database does not answer, all are postponed.
 
     Raises:
-        Unavailable: The database does not answer at all. A locked row raises nothing.
+        Unavailable: The database does not answer the postponement either.
     """
     try:
         written = engine.store.write(
@@ -378,8 +394,8 @@ def proceed(
 ) -> None:
     """Advance runs from the step at ``index`` on, as far as this transaction can.
 
-    A run ends with its last step, waits for the result of a command, or becomes due in another lane
-    whose call or preparation the next step needs. A run whose step pauses or fails stops there, and
+    A run ends after its last step, waits for the result of a command, or becomes due again for the
+    call or preparation that the next step needs. A run whose step pauses or fails stops there, and
     a failure begins the undo.
 
     Args:
@@ -586,8 +602,8 @@ def ignore_refusals(workflow: AnyWorkflow, index: int, runs: Iterable[AnyRun]) -
 def _ignore_refusal(step: AnyStep, run: AnyRun, why: str) -> None:
     """Record a refusal as a message of the step.
 
-    The step itself has added a pending cleanup for each object. At the network service a cleanup of
-    all the server's ports is added here.
+    Pending cleanups of single objects are left to the step. At the network service a cleanup of all
+    the server's ports is added here.
     """
     run.ignored_refusal = why
     if step.lane == Lane.NETWORK:
@@ -624,7 +640,8 @@ def continue_undo(
 ) -> None:
     """Record the end of a step's undo, and continue with the undo of the steps before it.
 
-    ``refused`` is the reason why the undo failed, or None after a successful undo.
+    ``refused`` is the reason why the undo failed, or None after a successful undo. A refusal by a
+    service does not count as a failed undo, and becomes a message of the step.
     """
     step = workflow.steps[index]
     if refused and step.undo_call and not step.undo_command:

@@ -174,7 +174,7 @@ def begin_due(engine: WorkflowEngine) -> None:
     """Begin the actions that are due by time.
 
     These are deletes of soft-deleted servers, offloads of shelved servers, and confirms of resizes.
-    An interval of 0 or less disables the action.
+    At most ``engine.batch`` actions of each kind begin. An interval of 0 or less disables the kind.
     """
     for row, since, seconds in (
         (_RECLAIM, "soft_deleted_at", engine.reclaim_interval),

@@ -104,7 +104,7 @@ class Workflows(dict[str, AnyWorkflow]):
     """
 
     def knows(self, action: ActionRow) -> bool:
-        """Return True if this release has the action's workflow in the action's version."""
+        """Return True if this release has the action's workflow, in its version or a newer one."""
         workflow = self.get(action.workflow)
         return workflow is not None and workflow.version >= action.version
 

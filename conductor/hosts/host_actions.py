@@ -409,6 +409,10 @@ class _Round:
         """Write moves that ended since the last round to the journal.
 
         Moves of another origin that began since then are written too.
+
+        Args:
+            at: The current time, in microseconds.
+            under_way: All moves under way, also stuck moves.
         """
         now = {move.uuid for move in under_way}
         for move in (
@@ -517,6 +521,12 @@ class _Round:
         """Return the plans of the servers whose move can begin now, in the order of the servers.
 
         Servers without a plan are planned first, unless ``held`` is a reason to begin no move.
+        Servers that are moving, have a running action or must stay are left out.
+
+        Args:
+            look: The host with its servers and moves.
+            under_way: The moves under way.
+            held: The result of ``_find_hold``.
         """
         moving = {move.server for move in under_way}
         ready = [
@@ -592,7 +602,10 @@ class _Round:
 
     # --- the end ---
     def _find_hold(self, look: Look) -> str:
-        """Return why no further move begins, or ""."""
+        """Return why no further move begins, or "" if moves may begin.
+
+        Also records since when a host that must answer is silent.
+        """
         if self.action.state is State.STOPPING:
             return f"stopped; to continue: {self.again}"
         if self.fatal:
@@ -622,7 +635,16 @@ class _Round:
     def _find_end(
         self, look: Look, under_way: list[Move], waiting: list[Planned], held: str
     ) -> str:
-        """Return why the action ends before the host is empty, or "" while it continues."""
+        """Return why the action ends before the host is empty, or "" while it continues.
+
+        Moves under way are always awaited.
+
+        Args:
+            look: The host with its servers and moves.
+            under_way: The moves under way.
+            waiting: The result of ``_find_waiting``.
+            held: The result of ``_find_hold``.
+        """
         wait = self.action.args.wait
         if held:
             if under_way:
@@ -652,11 +674,16 @@ class _Round:
         return "" if wait or (comes and since < SETTLING) else f"to continue: {self.again}"
 
     def _quiet_micros(self, at: int) -> int:
-        """Return for how long no move has been under way, in microseconds."""
+        """Return for how many microseconds no move has been under way and no server has waited.
+
+        0 if a move is under way or a server waits.
+        """
         return at - self.quiet_since if self.quiet_since is not None else 0
 
     def _add_summary(self, look: Look) -> None:
         """Write each server that stays to the journal, with the reason and the next step.
+
+        A server with a running action counts as staying.
 
         Moves that wait for a confirm or revert by the server's owner are written too.
         """

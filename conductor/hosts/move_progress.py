@@ -19,7 +19,7 @@ MIB = 1 << 20
 
 
 def seconds(move: Move, at: int) -> float:
-    """Return how long a move has been under way at the time ``at`` in µs."""
+    """Return for how many seconds a move has been under way at the time ``at`` in µs."""
     return max(0, at - move.begun) / SECOND
 
 

@@ -9,7 +9,12 @@ from conductor.notifications.objects import versioned
 
 
 def payload(server: JsonMapping, about: JsonMapping) -> JsonObject:
-    """Return the versioned payload: the server's request spec, and the reason of the failure."""
+    """Return the versioned payload: the server's request spec, and the reason of the failure.
+
+    Args:
+        server: The snapshot of the server's row in the outbox.
+        about: Further data from the notice, with the failure.
+    """
     return versioned(
         "ComputeTaskPayload",
         "1.0",
@@ -23,7 +28,13 @@ def payload(server: JsonMapping, about: JsonMapping) -> JsonObject:
 
 
 def older(event: str, server: JsonMapping, about: JsonMapping) -> tuple[str, JsonObject]:
-    """Return the name and payload of the unversioned notification of the same event."""
+    """Return the name and payload of an event's legacy (unversioned) notification.
+
+    Args:
+        event: Name of the versioned notification.
+        server: The snapshot of the server's row in the outbox.
+        about: Further data from the notice, with the failure.
+    """
     noun, method = event.split(".")[:2]
     facts = legacy.server(event, server, {})
     spec = {

@@ -20,7 +20,10 @@ _STATES = ("vm_state", "task_state")
 def of(
     workflows: Workflows, runs: Iterable[AnyRun], settings: NotificationSettings
 ) -> list[Notice]:
-    """Return the notices of each run in order: on the server's state, on steps, on the end."""
+    """Return the notices of each run in order: on the server's state, on steps, on the end.
+
+    The last notice is on the abort or forced completion of a live migration, if any.
+    """
     return [
         notice
         for run in runs

@@ -12,7 +12,7 @@ PROGRESS = "aggregate.cache_images.progress"
 
 
 def service(of: JsonMapping) -> JsonObject:
-    """Return the payload of a service, as admins see it."""
+    """Return the payload of a service, from its row."""
     return versioned(
         "ServiceStatusPayload",
         "1.1",
@@ -33,7 +33,7 @@ def service(of: JsonMapping) -> JsonObject:
 
 
 def aggregate(of: JsonMapping) -> JsonObject:
-    """Return the payload of an aggregate and its hosts."""
+    """Return the payload of an aggregate and its hosts, from the aggregate's row."""
     return versioned(
         "AggregatePayload",
         "1.1",
@@ -74,7 +74,7 @@ def flavor(of: JsonMapping) -> JsonObject:
 
 
 def server_group(of: JsonMapping) -> JsonObject:
-    """Return the payload of a server group and its members. Their hosts are left out."""
+    """Return the payload of a server group and its members, from its row. The hosts are null."""
     return versioned(
         "ServerGroupPayload",
         "1.1",
@@ -119,6 +119,8 @@ def payload(event: str, of: JsonMapping) -> JsonObject:
 
 def older(event: str, of: JsonMapping) -> tuple[str, JsonObject] | None:
     """Return the legacy name and payload of an event, or None without a legacy notification.
+
+    Services, flavors and ``aggregate.cache_images`` have no legacy notification.
 
     Args:
         event: Name of the versioned notification, for example aggregate.add_host.start.

@@ -110,7 +110,12 @@ def addresses(interfaces: list[JsonObject] | None) -> list[JsonObject]:
 
 
 def server(of: JsonMapping, request: Mapping[str, str]) -> JsonObject:
-    """Return the fields that all payloads of servers contain."""
+    """Return the fields that all payloads of servers contain.
+
+    Args:
+        of: The snapshot of the server's row in the outbox.
+        request: Id, user and project of the request.
+    """
     properties = (of["image"] or {}).get("properties") or {}
     user = request.get("user") or None
     return {

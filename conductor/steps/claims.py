@@ -40,7 +40,7 @@ MAX_PAUSE_MICROS = 4 * SECOND
 
 @dataclass(kw_only=True)
 class PlacementData(ActionData):
-    """Data that the placement of a server leaves."""
+    """Data that the placement of a server leaves for later steps."""
 
     #: Claims in a row that other servers have won.
     claims_lost: int = 0
@@ -246,7 +246,11 @@ def _request(run: PlacementRun, spec: RequestSpec) -> allocations.ClaimRequest:
 
 
 def _retry(run: PlacementRun, refused: str) -> None:
-    """Let the run request new proposals at once, or with growing pauses after some lost claims."""
+    """Let the run request new proposals, because no proposed host could be claimed.
+
+    After more than ``MAX_LOST_CLAIMS`` lost claims in a row, the pauses before the request grow.
+    ``refused`` is the reason of the last refusal, for the log.
+    """
     losses = run.data.claims_lost = run.data.claims_lost + 1
     excess = losses - MAX_LOST_CLAIMS
     if excess > MAX_LOST_CLAIMS:
@@ -280,8 +284,8 @@ def fail_no_valid_host(run: PlacementRun) -> None:
 def release_host(tx: Connection, engine: Engine, run: PlacementRun) -> None:
     """Take the server off its host, and record a pending cleanup of the guest there.
 
-    The host's resources stay claimed until the host has removed the guest. Without a host nothing
-    is recorded.
+    The host's resources stay claimed until the host has removed the guest. A retryable failure can
+    count as a failed build of the host (``record_removal``). Without a host nothing is recorded.
     """
     if run.host is not None:
         record_removal(tx, run, run.host)

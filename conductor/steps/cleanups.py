@@ -6,6 +6,9 @@ remedy brings the service to the state in the *present* records. For example, a 
 its server again is kept. The ports of a server with a running action are not changed. If an action
 has taken the server during the remedy, the cleanup is repeated after the action. See
 ``common.store.cleanups``.
+
+Each remedy gets the cleanup and ``look``, which reads the cleanup's server: None if the server does
+not exist. If an action has the server, ``look`` raises, and the cleanup waits for the action.
 """
 
 from __future__ import annotations

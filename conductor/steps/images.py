@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 @dataclass(kw_only=True)
 class ImageData(ActionData):
-    """Data that the creation of an image leaves."""
+    """Data that the creation of an image leaves for later steps."""
 
     #: Size of the image in bytes.
     size: int = 0
@@ -109,6 +109,8 @@ def rotate(engine: Engine, server: str, args: JsonMapping) -> None:
 # --- the image of a disk ---
 def check(engine: Engine, image_id: str, flavor: JsonObject) -> None:
     """Check again that an image can be used, because the image may have changed meanwhile.
+
+    The flavor's memory and disk must also be large enough for the image.
 
     Raises:
         Problem: The image cannot be used. The text contains the reason.

@@ -45,7 +45,7 @@ NO_HOST_EVENTS = ("compute_task.migrate_server.error",)
 
 @dataclass(kw_only=True)
 class MoveData(PlacementData, PortData, ArrivingData):
-    """Data that the steps of a move leave."""
+    """Data that the steps of a move leave for later steps."""
 
     #: True if a destination is claimed, in ``dest``, ``zone`` and ``assignment``.
     placed: bool = False
@@ -103,12 +103,15 @@ def shares_storage(run: MoveRun) -> bool:
 
 
 def copies_files(run: MoveRun) -> bool:
-    """Return True if the server's files must be copied: both hosts share no storage."""
+    """Return True if the server's files must be copied: the hosts share no storage.
+
+    True before ``compare_hosts``.
+    """
     return not run.data.shared
 
 
 def stays_on_host(run: MoveRun) -> bool:
-    """Return True if the server is resized on its present host."""
+    """Return True if the server is resized on its present host. False before the first claim."""
     return destination(run) == source(run)
 
 
@@ -148,6 +151,9 @@ def propose(engine: Engine, runs: Sequence[MoveRun]) -> None:
     A resize may stay on the same host if the operator permits this and the server has no hardware
     assignment, neither before nor afterwards. Otherwise the host would have to hold both
     assignments at once.
+
+    Raises:
+        NoAnswer: No scheduler answers.
     """
     claims.exclude_hosts_with_removals(engine, runs)
     for run in runs:
@@ -248,6 +254,9 @@ def compare_hosts(tx: Connection, runs: Sequence[R]) -> list[tuple[R, JsonObject
 def release_destination(tx: Connection, engine: Engine, run: MoveRun, blames: bool = True) -> None:
     """Release the claimed destination, if any. The server holds the source's resources again.
 
+    The guest at the destination becomes a pending cleanup under a higher fence, unless the
+    destination is the source.
+
     Args:
         tx: The transaction.
         engine: The conductor's engine.
@@ -315,7 +324,7 @@ def offer(engine: Engine, run: MoveRun) -> Offer:
 
 
 def switch_to_destination(tx: Connection, run: MoveRun, runs: bool) -> None:
-    """Make the destination the server's host, under a higher fence.
+    """Make the destination the server's host, with the new flavor and under a higher fence.
 
     From here on the guest at the source may not run. ``runs`` is True if the guest at the
     destination may run.
@@ -364,7 +373,7 @@ def switch_to_source(tx: Connection, engine: Engine, run: MoveRun, runs: bool) -
 
 
 def return_to_destination(tx: Connection, engine: Engine, run: MoveRun, runs: bool) -> None:
-    """Undo ``switch_to_source``: make the destination the server's host again.
+    """Undo ``switch_to_source``: make the destination the server's host, with the new flavor.
 
     ``runs`` is True if the guest at the destination may run.
     """

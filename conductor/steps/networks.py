@@ -43,7 +43,7 @@ UNBOUND = {"device_id": "", "device_owner": "", "binding:host_id": ""}
 
 @dataclass(kw_only=True)
 class PortData(ActionData):
-    """Data that the steps about ports leave."""
+    """Data that the steps about ports leave for later steps."""
 
     #: The server's interfaces as the network service reports them.
     plugged: list[JsonObject] | None = None
@@ -65,7 +65,7 @@ class PortData(ActionData):
 
 @dataclass(kw_only=True)
 class InterfaceData(PortData):
-    """Data that the attach of an interface leaves."""
+    """Data that the attach of an interface leaves for later steps."""
 
     #: The new interface. The API reads this.
     interface: JsonObject | None = None
@@ -97,8 +97,8 @@ def service(engine: Engine) -> NetworkApi:
 def create_ports(engine: Engine, run: RequestRun) -> None:
     """Create the requested ports, and bind them and the user's ports to the server's host.
 
-    The interfaces are stored in the data of the run. The run fails if the host cannot bind or plug
-    a port.
+    The interfaces are stored in the data of the run. Ports of an earlier try are used. The run
+    fails if the host cannot bind or plug a port, or if no host supports a port's request.
 
     Raises:
         Conflict: Another server uses one of the user's ports.
@@ -193,6 +193,14 @@ def _check_interfaces(
     Invariant: the step fails before a guest is plugged or started, if the host cannot bind a port
     or would bypass its security groups, or if no host supports its request. An undo never fails
     here.
+
+    Args:
+        networks: The client of the network service.
+        run: The run.
+        ports: The ports after their binding to the host.
+        tags: The tag of each port's interface, in the order of ``ports``, or "".
+        host: The host.
+        are_new: True if all ports were created by this call, and so have no floating IPs.
     """
     interfaces = networks.described(ports, floating=not are_new)
     failed = {
@@ -235,9 +243,11 @@ def _check_plugging(run: PortRun, interfaces: Sequence[Interface], host: str) ->
 
 # --- live migration: ports on two hosts ---
 def bind_at_destination(engine: Engine, run: PortRun) -> None:
-    """Bind the server's ports to the destination too.
+    """Bind the server's ports to the destination, in addition to the source.
 
     The ports are wired at the destination before the guest arrives, and stay wired at the source.
+    Deleted ports are ignored. The interfaces at the destination are stored in
+    ``run.data.arriving``. The run fails if the destination cannot use a port.
     """
     networks, dest, ports, tags = service(engine), _destination(run), [], []
     current_ports = {port["id"]: port for port in networks.ports(run.server.id)}
@@ -328,7 +338,7 @@ def store_interfaces(tx: Connection, engine: Engine, runs: Sequence[PortRun]) ->
 
 
 def _ports_before(run: RequestRun) -> set[str]:
-    """Return the ports that the server had before this action."""
+    """Return the ids of the ports that the server had before this action."""
     requested = {request.get("port") for request in run.args.networks}
     return {interface["port"] for interface in run.server.interfaces or ()} - requested
 
@@ -346,10 +356,10 @@ def _binding(networks: NetworkApi, run: PortRun, host: str | None) -> JsonObject
 def dns_name(hostname: str) -> str:
     """Return a server's name in the form that network services accept.
 
-    A name consists of labels with letters, digits and inner hyphens. A valid hostname stays
-    unchanged, with all its labels. If the last label is a number, the name could be read as an
-    address, so all labels are joined. For example, ``web_1.example`` becomes ``web-1.example``, and
-    ``10.0.0.5`` becomes ``10-0-0-5``.
+    A name consists of labels with up to 63 letters, digits and inner hyphens. A valid hostname
+    stays unchanged, with all its labels. If the last label is a number, the name could be read as
+    an address, so all labels are joined. For example, ``web_1.example`` becomes ``web-1.example``,
+    and ``10.0.0.5`` becomes ``10-0-0-5``.
     """
     labels = [re.sub("[^A-Za-z0-9-]", "-", label)[:63].strip("-") for label in hostname.split(".")]
     valid_labels = [label for label in labels if label]
@@ -361,7 +371,8 @@ def dns_name(hostname: str) -> str:
 def _owner(run: PortRun, host: str | None) -> str:
     """Return the device_owner of the server's ports, which contains the availability zone.
 
-    For the destination of a move, the zone is in ``run.data``.
+    ``host`` is the host to which the ports are bound. For the destination of a move, the zone is in
+    ``run.data``, otherwise in the server's row. Without a zone, "nova" is used.
     """
     zone = run.data.zone if host and host == run.data.dest else None
     return f"compute:{zone or run.changes.get('availability_zone', run.server.availability_zone) or 'nova'}"
@@ -477,8 +488,13 @@ def remove_gone_port(engine: Engine, row: CleanupRow, look: Callable[[], ServerR
     """Begin the action that removes an interface from its server, because its port is gone.
 
     The port was deleted, or belongs to another device. Returns without an action if the port still
-    belongs to the server, or if the server does not have the interface any more. Then the cleanup
-    is complete.
+    belongs to the server, or if the server or its interface does not exist any more. Then the
+    cleanup is complete.
+
+    Args:
+        engine: The conductor's engine.
+        row: The pending cleanup. Its target is the id of the port.
+        look: Reads the server. None: the server does not exist. Raises if an action has the server.
 
     Raises:
         Unavailable: The action has begun. The cleanup checks the result with the next try.
@@ -585,7 +601,10 @@ def has_ports(run: AnyRun) -> bool:
 
 
 def plug_step(condition: Callable[[AnyRun], bool]) -> Step[ActionArgs, PortData]:
-    """Return the step that waits for the ports of a guest that was started paused."""
+    """Return the step that waits for the ports of a guest that was started paused.
+
+    An action for which ``condition`` is False skips the step.
+    """
     return Step(
         "plug",
         "The guest stays paused until its frames arrive and are filtered.",

@@ -32,7 +32,7 @@ MAX_ROUNDS = 5
 
 @dataclass(kw_only=True)
 class ShareData(ActionData):
-    """Data that the attach or detach of a share leaves."""
+    """Data that the attach or detach of a share leaves for later steps."""
 
     #: State of the access rule.
     rule: str | None = None
@@ -42,7 +42,7 @@ class ShareData(ActionData):
 
 @dataclass(kw_only=True)
 class SharesData(ActionData):
-    """Data that the delete of a server with shares leaves."""
+    """Data that the delete of a server with shares leaves for later steps."""
 
     #: The shares of the deleted server.
     shares: list[ShareArgs] = field(default_factory=list)
@@ -65,6 +65,11 @@ def service(engine: Engine) -> ShareApi:
 
 def reconcile_rule(engine: Engine, share_id: str, access_to: str) -> None:
     """Create the rule if a server needs it, otherwise delete it.
+
+    Args:
+        engine: The conductor's engine.
+        share_id: The id of the share.
+        access_to: The address that the rule lets mount the share.
 
     Raises:
         Unavailable: The service does not answer, the rule is being deleted, or its use changed in

@@ -48,7 +48,7 @@ class LeftVolume:
 
 @dataclass(kw_only=True)
 class LeavingData(ActionData):
-    """Data that the delete of a server with volumes leaves."""
+    """Data that the delete of a server with volumes leaves for later steps."""
 
     #: The volumes of the deleted server.
     volumes: list[LeftVolume] = field(default_factory=list)
@@ -74,9 +74,14 @@ def mark_detaching(run: LeavingRun) -> None:
 
 
 def record_superseded_action(run: LeavingRun, before: ActionRow) -> None:
-    """Record the volume on which the superseded action was working.
+    """Record what the superseded action was doing with a volume of the server.
 
-    A volume that was being detached is kept, even if it was to be deleted with the server.
+    The end of the volume then includes the end of its swap or snapshot. A volume that was being
+    detached is kept, even if it was to be deleted with the server.
+
+    Args:
+        run: The run of the delete, after ``mark_detaching``.
+        before: The action that the delete has superseded.
     """
     for volume in run.data.volumes:
         if volume.volume_id != before.args.get("volume_id"):
@@ -98,8 +103,8 @@ def had_volumes(run: LeavingRun) -> bool:
 def release_all(engine: Engine, run: LeavingRun) -> None:
     """End the attachments, and delete the volumes that are deleted with their server.
 
-    If a host may still have volumes connected, or the service refuses, the work becomes pending
-    cleanups.
+    A swap or snapshot of a volume is ended first. If a host may still have volumes connected, or
+    the service refuses, the work becomes pending cleanups.
     """
     holding_hosts = volumes.holding(engine, run.server.id)
     for volume in run.data.volumes:
@@ -152,10 +157,17 @@ def reconcile(engine: Engine, row: CleanupRow, look: Callable[[], ServerRow | No
     """Bring a volume and its attachments to the state in the server's record.
 
     The volume is the cleanup's ``place``. The server keeps only the attachment in its row. A volume
-    that was to be deleted with its server is deleted if no row of the server names it.
+    that was to be deleted with its server is deleted if no row of the server names it. A snapshot
+    and a swap that the cleanup names are ended first.
+
+    Args:
+        engine: The conductor's engine.
+        row: The pending cleanup.
+        look: Reads the server. None: the server does not exist. Raises if an action has the server.
 
     Raises:
-        Unavailable: A host may still have the volume connected, or the service does not answer.
+        Unavailable: A host may still have the volume connected, the service does not answer, or the
+            service is still creating the snapshot.
         Conflict: The guest may use the volume by a connection that is not in the record, or the
             host's agent reports no connector.
         Problem: The service refuses.
@@ -197,7 +209,11 @@ def reconcile(engine: Engine, row: CleanupRow, look: Callable[[], ServerRow | No
 def _repair_row(
     engine: Engine, row: BlockDeviceRow, server: ServerRow, attachments: Sequence[Attachment]
 ) -> None:
-    """Connect or reserve the volume of an idle server, as the server's host requires."""
+    """Connect the volume to its idle server's host, or only reserve it if the server has no host.
+
+    Nothing changes if the row has this state already, or if the volume is being created or has an
+    error.
+    """
     if row.status not in (
         BlockDeviceStatus.RESERVED,
         BlockDeviceStatus.ATTACHING,
@@ -217,7 +233,8 @@ def _connect_again(
 ) -> None:
     """Connect a volume to the host of its idle server. The guest gets it at the next start.
 
-    An action left the volume without a connection, because the service refused one in the undo.
+    An action left the volume without a connection, because the service refused one in the undo. If
+    an action takes the server meanwhile, the connection is not recorded.
 
     Raises:
         Conflict: The guest may be using the volume by its old attachment, or the host's agent
@@ -264,7 +281,8 @@ def _reserve_anew(
     first.
 
     Returns:
-        The reservation. None if an action has taken the server meanwhile.
+        The reservation. None if an action has taken the server meanwhile. Then the reservation is
+        deleted again.
     """
     if old is not None and old.status != COMPLETE:
         service(engine).detach(old.id)
@@ -279,7 +297,13 @@ def _reserve_anew(
 
 
 def _change_idle(tx: Connection, row: BlockDeviceRow, seen: ServerRow, values: JsonObject) -> bool:
-    """Change the volume's row, unless its server has changed since ``seen`` was read.
+    """Change the volume's row, unless its server has been deleted or taken by an action meanwhile.
+
+    Args:
+        tx: The transaction.
+        row: The row of the volume.
+        seen: The server as read earlier. Another fence means that an action has had the server.
+        values: The changed columns.
 
     Returns:
         True if the row was changed.
@@ -293,15 +317,20 @@ def _change_idle(tx: Connection, row: BlockDeviceRow, seen: ServerRow, values: J
 
 # --- a volume that the guest still has ---
 def give_back(engine: Engine, row: CleanupRow, look: Callable[[], ServerRow | None]) -> None:
-    """Begin the action that detaches a volume in status error, or return if no such volume exists.
+    """Begin the action that detaches a volume that its attach and undo left in status error.
 
-    Neither the attach of the volume nor its undo succeeded. An error repeats the cleanup. A return
-    ends the cleanup: the server does not exist or does not have the volume, or the volume has
-    another status.
+    The cleanup is repeated until the volume is gone, so this raises Unavailable after the action
+    has begun. It returns, which ends the cleanup, if the server does not exist or does not have the
+    volume, or if the volume has another status.
+
+    Args:
+        engine: The conductor's engine.
+        row: The pending cleanup. Its target is the uuid of the volume's row.
+        look: Reads the server. None: the server does not exist. Raises if an action has the server.
 
     Raises:
-        Unavailable: The action has begun.
-        Problem: The server's state does not permit the action.
+        Unavailable: The action has begun. The next try of the cleanup checks the result.
+        Problem: The server's state does not permit the action. The cleanup is tried again.
     """
     server = look()
     if server is None:

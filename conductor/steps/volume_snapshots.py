@@ -47,6 +47,9 @@ def status_without_guest(before: ActionRow) -> str | None:
 def end_without_guest(engine: Engine, snapshot_id: str, status: str) -> None:
     """Report the status of a snapshot whose server was deleted.
 
+    With the status ``creating``, this raises Unavailable until the service has ended the creation.
+    The caller repeats the call.
+
     Why: when Cinder completes a new snapshot, it writes the volume's new file name into the
     server's attachment. So the attachment must exist until then.
 
@@ -68,7 +71,7 @@ def _is_creating(engine: Engine, snapshot_id: str) -> bool:
 
 
 def report(engine: Engine, snapshot_id: str, status: str) -> None:
-    """Report the result of a host that creates or deletes a snapshot to the service.
+    """Report to the service how the creation or deletion of a snapshot on a host has ended.
 
     A missing snapshot is ignored, and so is a BadRequest of the service, because then the service
     no longer waits for the report.

@@ -22,8 +22,8 @@ from conductor.steps.volumes import COMPLETE, NAME_ID
 def expect_late_swap(run: AnyRun, row: BlockDeviceRow, new: str) -> None:
     """Add pending cleanups for attachments that an earlier try may still create.
 
-    They belong to the new volume, or to the old one, which gets the new volume's data and keeps its
-    id.
+    They belong to the volume with the id ``new``, or to the old volume of ``row``, whose id the new
+    volume gets after the swap. A first try adds no cleanup.
     """
     volumes.expect_late_attachment(run, row)
     late_calls.expect_late_result(run, LATE_ATTACHMENTS, new)
@@ -34,10 +34,20 @@ def connect_other(
 ) -> tuple[str, str]:
     """Connect the new volume of a swap to the server's host.
 
-    A deleted attachment is replaced.
+    If the attachment was deleted, a new one is created and connected.
+
+    Args:
+        engine: The conductor's engine.
+        run: The run of the swap.
+        row: The row of the old volume.
+        new: The id of the new volume.
+        attachment: The id of the server's reservation of the new volume.
 
     Returns:
-        The id of the attachment, and the sealed connection.
+        The id of the connected attachment, and the encrypted connection.
+
+    Raises:
+        Conflict: The host's agent reports no connector.
     """
     assert run.host is not None, "a server with an attached volume has a host"
     connector = volumes.connector_of(engine, run.host)
@@ -58,7 +68,8 @@ def end_swap(
     """End a swap: the server's data is in the new volume, or in the old volume.
 
     The attachments of the unused volume end, and the service completes or cancels the migration.
-    The remaining volume has the old volume's id.
+    The remaining volume has the old volume's id. A migration that the service has ended already, or
+    whose volume does not exist, is ignored.
 
     Args:
         engine: The conductor's engine.

@@ -49,7 +49,7 @@ NAME_ID = "name_id"
 
 @dataclass(kw_only=True)
 class VolumesData(ActionData):
-    """Data that the creation of a server with volumes leaves."""
+    """Data that the creation of a server with volumes leaves for later steps."""
 
     #: Time of the first check whether the volumes exist, in microseconds.
     volumes_since: int | None = None
@@ -257,14 +257,19 @@ def _renew(
     connector: JsonObject | None,
     holding: Sequence[str],
 ) -> None:
-    """Replace the volume's attachment by a new one, connected or only reserved.
+    """Replace the server's attachments of the volume by a new attachment.
 
-    The service permits no second attachment beside an incomplete one, so an incomplete one ends
-    first.
+    A reservation of an earlier try is used. The service permits no second attachment beside an
+    incomplete one, so incomplete attachments end first, unless ``holding`` contains hosts.
 
-    ``connector`` identifies the host that connects. None: the volume is only reserved. ``holding``
-    are hosts that may still have the volume connected. With such hosts, a pending cleanup ends the
-    old attachment after they have disconnected.
+    Args:
+        engine: The conductor's engine.
+        run: The run of the step.
+        row: The row of the volume, which gets the new attachment.
+        connector: The connector of the host that connects the volume. None: the volume is only
+            reserved, and a reservation that is the only attachment is kept.
+        holding: Hosts that may still have the volume connected. With such hosts, pending cleanups
+            end the old attachments after the hosts have disconnected.
     """
     expect_late_attachment(run, row)
     attachments = _find_attachments(engine, run, row)
@@ -366,10 +371,11 @@ def are_reserved(run: AnyRun) -> bool:
 
 
 def make_ready(engine: Engine, run: ReadyRun) -> None:
-    """Reserve the server's existing volumes, and record volumes that the service has created.
+    """Reserve each volume of the server that exists and has no attachment yet.
 
-    Volumes that the service is still creating are left to the next poll. The run fails if the
-    service could not create a volume.
+    The size of a volume that the service has created for the server is recorded. Volumes that the
+    service is still creating are left to the next poll. The run fails if the service could not
+    create a volume.
     """
     for row in of(run):
         if row.status == BlockDeviceStatus.CREATING and not _has_been_created(engine, run, row):
@@ -453,8 +459,8 @@ def reserve_again(engine: Engine, run: AnyRun) -> None:
     """Reserve the connected volumes of a server that has no host any more.
 
     An undo reserves all volumes. It first waits until the host has disconnected them, or until no
-    tries are left. Otherwise a host that may still have them connected gets time by a pending
-    cleanup.
+    tries are left. Outside of an undo, pending cleanups end the old attachments after the hosts in
+    ``holding`` have disconnected.
     """
     holding_hosts = (
         _still_holding(engine, run) if run.is_undoing else holding(engine, run.server.id)
@@ -508,11 +514,12 @@ CONNECT: Step[Any, Any] = Step(
 def move_to(engine: Engine, run: AnyRun, host: str) -> None:
     """Replace the attachments of all volumes by attachments for this host.
 
-    In an undo, a refusal becomes a pending cleanup, and the volume is only reserved.
+    In an undo, a refusal or a missing connector becomes a pending cleanup, and the volume is only
+    reserved.
 
     Raises:
-        Conflict: The agent of the host reports no connector.
-        Problem: The service refuses.
+        Conflict: The agent of the host reports no connector. Not raised in an undo.
+        Problem: The service refuses. Not raised in an undo.
         Unavailable: The service does not answer, or in an undo a host must disconnect first.
     """
     holding_hosts = _still_holding(engine, run) if run.is_undoing else []
@@ -524,7 +531,8 @@ def move_to(engine: Engine, run: AnyRun, host: str) -> None:
 def connect_also(engine: Engine, run: ArrivingRun, host: str) -> None:
     """Connect the volumes to a second host, to which the server moves while it runs.
 
-    The new attachments are stored in ``volumes_arriving``, and the rows stay unchanged.
+    The new attachments are stored in ``volumes_arriving``, and the rows stay unchanged. A repeated
+    call first deletes the attachments of the earlier try.
     """
     connector, arriving = connector_of(engine, host), {}
     for row in of(run):

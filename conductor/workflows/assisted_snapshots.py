@@ -132,7 +132,8 @@ def _check_finished(engine: Engine, run: CreateRun) -> None:
     """Store the service's connection once the service has completed the snapshot.
 
     Raises:
-        Conflict: The service has completed the snapshot without the new file.
+        Conflict: The service has ended the creation or refused the report, and the server's
+            attachment does not name the new file.
     """
     row, file = _find_row(run), run.args.new_file
     snapshot = volumes.service(engine).snapshot(run.args.snapshot_id)

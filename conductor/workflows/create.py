@@ -69,7 +69,10 @@ def _claim(tx: Connection, engine: Engine, runs: Sequence[CreateRun]) -> None:
 
 
 def _must_check_image(run: CreateRun) -> bool:
-    """Return True if the request waited so long that the image may have changed."""
+    """Return True if the image may have changed while the request waited.
+
+    The request must have waited for ``IMAGE_AGE``, and the image is checked only once.
+    """
     waited = run.locked_at - run.action.created_at
     return waited >= IMAGE_AGE and images.has_own(run) and not run.data.image_checked
 

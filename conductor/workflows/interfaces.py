@@ -126,7 +126,7 @@ def _change_groups(engine: Engine, run: SecurityGroupRun) -> None:
 
     Raises:
         BadRequest: The server has no ports.
-        NotFound: No port has the group that is to be removed.
+        NotFound: No port has the group that is to be removed. Not raised in a repeated try.
     """
     service, group, adds = (
         networks.service(engine),

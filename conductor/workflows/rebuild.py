@@ -180,9 +180,9 @@ def _old_columns(engine: Engine, run: RebuildRun) -> JsonObject:
 def _fail_rebuild(tx: Connection, engine: Engine, run: RebuildRun, problem: StepFailed) -> None:
     """Record the failure.
 
-    Before the host or the service began, the server's row is restored. Later the row keeps the new
-    image and the server is in ERROR, because the disk may contain either image. A failed undo sets
-    ERROR too.
+    Before the host or the service began, the server's row is restored if the request changed the
+    image. Later the row keeps the new image and the server is in ERROR, because the disk may
+    contain either image. A failed undo sets ERROR too.
     """
     begun = run.action.step == REBUILD_STEP or run.data.reimaged_since is not None
     if not begun and _has_another_image(run):

@@ -37,7 +37,7 @@ from conductor.steps.networks import PortData
 # --- shelve, offload ---
 @dataclass(kw_only=True)
 class ShelveData(ImageData):
-    """Data of the steps of shelve."""
+    """Data that the steps of shelve leave for later steps."""
 
     #: True if the server leaves its host at once.
     offloads: bool = False
@@ -182,7 +182,7 @@ OFFLOAD = Workflow(
 # --- unshelve ---
 @dataclass(kw_only=True)
 class UnshelveData(PlacementData, PortData):
-    """Data of the steps of unshelve."""
+    """Data that the steps of unshelve leave for later steps."""
 
     #: Image of the shelved server.
     image: ImageRef | None = None

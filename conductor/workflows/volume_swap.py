@@ -47,7 +47,7 @@ SwapRun = Run[SwapVolumeArgs, SwapData]
 
 
 def _find_row(run: SwapRun) -> BlockDeviceRow:
-    """Return the row of the action's volume, with the changes of the run."""
+    """Return the row of the action's volume, with the run's changes that are not stored yet."""
     return next(row for row in volumes.of(run) if row.uuid == run.args.block_device)
 
 
@@ -83,7 +83,10 @@ def _end_swap(engine: Engine, run: SwapRun, swapped: bool) -> None:
 
 
 def _cleanup_on_failure(run: SwapRun, swapped: bool) -> AbstractContextManager[None]:
-    """Return a context that turns a failure of the service into a pending cleanup."""
+    """Return a context that turns a failure of the service into a pending cleanup.
+
+    ``swapped`` is True if the server's data is in the new volume.
+    """
     new = run.args.new_volume_id
     target, place = str(run.data.attachment or new), run.args.volume_id
     return run.cleanup_on_failure(ATTACHMENT, target, place, migrates_to=new, swapped=swapped)

@@ -30,7 +30,7 @@ ATTACH_STEP = "attach"
 
 
 def _find_row(run: VolumeRun) -> BlockDeviceRow:
-    """Return the row of the action's volume, with the changes of the run."""
+    """Return the row of the action's volume, with the run's changes that are not stored yet."""
     return next(row for row in volumes.of(run) if row.uuid == run.args.block_device)
 
 

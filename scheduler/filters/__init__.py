@@ -148,7 +148,7 @@ def load(conf: cfg.ConfigOpts) -> Filters:
 
 
 def _load_entry_point(point: metadata.EntryPoint, conf: cfg.ConfigOpts) -> tuple[Filter, bool]:
-    """Create the filter of an installed distribution, and return whether it applies to rebuilds.
+    """Return the filter of an installed distribution, and whether it applies to rebuilds.
 
     Any exception becomes UnknownFilter, because third-party code runs here for the first time.
     """

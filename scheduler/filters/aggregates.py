@@ -70,7 +70,7 @@ def image_properties(conf: cfg.ConfigOpts) -> Filter:
 
 
 def tenants(snapshot: Snapshot, spec: RequestSpec) -> Iterable[Check]:
-    """Reject hosts whose aggregates have keys ``filter_tenant_id*``, but not with the project."""
+    """Reject hosts that aggregates reserve for other projects by metadata ``filter_tenant_id*``."""
     restricted, permitted = _match_metadata(
         snapshot, lambda key: key.startswith(TENANTS), partial(eq, spec.project_id)
     )
@@ -78,7 +78,10 @@ def tenants(snapshot: Snapshot, spec: RequestSpec) -> Iterable[Check]:
 
 
 def type_affinity(snapshot: Snapshot, spec: RequestSpec) -> Iterable[Check]:
-    """Reject hosts whose aggregates have keys ``instance_type``, but not with the flavor's name."""
+    """Reject hosts that aggregates reserve for other flavors by the metadata ``instance_type``.
+
+    The value is the name of the permitted flavor.
+    """
     name = spec.flavor.name if spec.flavor else None
     restricted, permitted = _match_metadata(
         snapshot, partial(eq, "instance_type"), partial(eq, name)

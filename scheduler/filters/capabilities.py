@@ -60,7 +60,10 @@ COLUMNS: Mapping[str, Callable[[Snapshot], Numbers]] = {
 
 
 def compute_capabilities(snapshot: Snapshot, spec: RequestSpec) -> Iterable[Check]:
-    """Require that the host's facts match each extra spec about a fact."""
+    """Require that the host's facts match each extra spec about a fact.
+
+    A host without the fact is rejected, unless the extra spec has no scope.
+    """
     for path, requirement, is_scoped in _parse_extra_specs(
         spec.flavor.extra_specs if spec.flavor else {}
     ):

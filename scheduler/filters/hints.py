@@ -17,13 +17,19 @@ from scheduler.snapshot import Mask, Snapshot
 
 
 def different_host(snapshot: Snapshot, spec: RequestSpec) -> Iterable[Check]:
-    """Require a host that has none of the project's servers in the hint. No hint: no check."""
+    """Require a host without the project's servers that the hint ``different_host`` names.
+
+    A request without the hint has no check.
+    """
     if servers := _read_hint(spec, "different_host"):
         yield Check(~_find_hosts(snapshot, servers), "with a server that different_host names")
 
 
 def same_host(snapshot: Snapshot, spec: RequestSpec) -> Iterable[Check]:
-    """Require a host with at least one of the project's servers in the hint. No hint: no check."""
+    """Require a host with at least one of the project's servers that the hint ``same_host`` names.
+
+    A request without the hint has no check.
+    """
     if servers := _read_hint(spec, "same_host"):
         yield Check(_find_hosts(snapshot, servers), "without a server that same_host names")
 

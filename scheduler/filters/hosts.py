@@ -50,7 +50,10 @@ def known_aggregates(snapshot: Snapshot, spec: RequestSpec) -> Iterable[Check]:
 
 
 def availability_zone(snapshot: Snapshot, spec: RequestSpec) -> Iterable[Check]:
-    """Require a host in the requested availability zone. A request without a zone has no check."""
+    """Require a host in the requested availability zone.
+
+    A request without a zone has no check.
+    """
     if spec.availability_zone is not None:
         number = snapshot.zone_numbers.get(spec.availability_zone, -1)
         yield Check(snapshot.zones == number, f"not in zone {spec.availability_zone}")

@@ -65,8 +65,9 @@ def _normalize(name: str, value: object) -> str:
 def image_properties(conf: cfg.ConfigOpts) -> Filter:
     """Require support for the image's architecture, hypervisor type and VM mode.
 
-    If any of these is set, a required hypervisor version and address width are compared too. An
-    image without an architecture gets ``image_properties_default_architecture``, if configured.
+    If any of these is set, a required hypervisor version and address width are compared too. A host
+    that does not report its version or width passes this comparison. An image without an
+    architecture gets ``image_properties_default_architecture``, if configured.
     """
     architecture = conf.scheduler.image_properties_default_architecture
 

@@ -114,7 +114,8 @@ def traits(
 def resources(snapshot: Snapshot, spec: RequestSpec) -> Iterable[Check]:
     """Require the free amount of every resource class of the request.
 
-    On ``holds_on``, the resources that the server holds there already count as free.
+    The host must also permit this amount for a single server. On ``holds_on``, the resources that
+    the server holds there already count as free.
     """
     for name, amount in sorted(spec.resources.items()):
         if amount <= 0:
