@@ -494,7 +494,10 @@ def encode(
     session: int = 0,
     request_id: str = "",
 ) -> Command:
-    """Return the command that sends the verb to a host. A session of 0 is filled in later."""
+    """Return the command that sends the verb to a host.
+
+    A session of 0 is a placeholder, which the conductor replaces before it sends the command.
+    """
     return Command(key, server, fence, session, verb.name, to_wire(verb), request_id)
 
 

@@ -83,9 +83,10 @@ def make(request: NumaNodeRequest, wanted: Hardware, node: Free) -> AssignedNuma
 
 
 def _page(memory_mb: int, wanted: int, node: Free) -> int | None:
-    """Return the page size in KiB: the largest that fits, or 0 if no size is requested.
+    """Return the page size in KiB, or 0 if no size is requested.
 
-    None if the memory does not fit.
+    Of several permitted sizes, this is the largest that fits. None if the memory does not fit.
+    ``wanted`` is ``Hardware.page_kb``.
     """
     if wanted in (0, SMALL):
         return wanted if memory_mb <= node.memory_mb else None

@@ -256,7 +256,8 @@ def lock(tx: Connection, host: str) -> None:
 def fence(tx: Connection, host: str) -> None:
     """Record that the fencing hook turned the host off.
 
-    The host is forced down until its agent registers again.
+    The host is forced down until its agent registers again, or an admin changes that
+    (``set_state``).
     """
     tx.execute(
         sa.update(services)
@@ -313,8 +314,8 @@ def is_up(tx: Connection, host: str) -> bool:
 def set_state(tx: Connection, uuid: str, **changes: object) -> None:
     """Change ``disabled``, ``disabled_reason`` or ``forced_down`` of a service.
 
-    The provider of a compute host gets or loses the trait COMPUTE_STATUS_DISABLED. A change of
-    ``forced_down`` ends a fencing.
+    The provider of a compute host has the trait COMPUTE_STATUS_DISABLED afterwards if the service
+    is disabled. A request with ``forced_down`` ends a fencing, whatever the value.
 
     Raises:
         NotFound: No service has this uuid.

@@ -189,9 +189,10 @@ def close(
 def abandon(tx: Connection, server_id: str, fence: int) -> None:
     """End the open migration of a server, for example because an admin resets the server's state.
 
-    The server keeps host and flavor. Guests on other hosts become pending cleanups with this
-    ``fence``. Files on storage that these hosts share with the server's host are kept. Without an
-    open migration, nothing changes.
+    A finished migration gets the status confirmed, any other the status error. The server keeps
+    host and flavor. Guests on other hosts become pending cleanups with this ``fence``. Files on
+    storage that these hosts share with the server's host are kept. Port bindings to the other host
+    of a live migration become pending cleanups too. Without an open migration, nothing changes.
     """
     for move in open_of(tx, [server_id]).values():
         server = tx.execute(

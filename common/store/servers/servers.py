@@ -160,7 +160,8 @@ def page(
         names_only: Return rows with id and name only.
 
     Raises:
-        BadRequest: The marker is not the id of a server, or a filter's value is invalid.
+        BadRequest: The marker is not the id of a server (of ``filters.project_id``), or a filter's
+            value is invalid.
     """
     columns, row_type = (
         (_NAME_COLUMNS, _Name)
