@@ -344,7 +344,7 @@ def is_there(tx: Connection, server_id: str) -> bool:
 def update(tx: Connection, server_id: str, values: Values) -> None:
     """Change columns that no action guards. A deleted server stays unchanged.
 
-    A change of name or tags is notified.
+    With notifications on, ``values`` with name or tags causes a notice instance.update.
     """
     is_notified = notification_settings(tx) is not None and not _SHOWN.isdisjoint(values)
     before = (

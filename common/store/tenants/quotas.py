@@ -224,7 +224,7 @@ def usage(tx: Connection, project_id: str) -> dict[str, Usage]:
 def count_resources(tx: Connection, project_id: str) -> Counter[str]:
     """Return the number of the project's servers (key "") and their resources by class.
 
-    A server that is being resized counts with the larger of both flavors.
+    A server with an open resize counts with the larger amount of both flavors in each class.
     """
     mine = sa.and_(servers.c.project_id == project_id, servers.c.deleted == 0)
     moving: dict[str, set[str]] = {}
