@@ -65,7 +65,11 @@ def ask(
 
 
 def due(tx: Connection, limit: int) -> list[AskedImage]:
-    """Return up to ``limit`` requests that are due, of hosts that are up, oldest first."""
+    """Return up to ``limit`` requests that must be sent to hosts that are up, oldest first.
+
+    These are the requests of images that are not cached, and that were not sent lately
+    (``_is_due``).
+    """
     return list(tx.execute(_due(), {"most": limit}))
 
 

@@ -387,9 +387,9 @@ def list_all(
 
     Hosts without a compute service or a resource provider are left out. This takes one statement,
     and three for each thousand hosts. Each object contains the columns of ``hosts``, the service
-    (service_id, service_uuid, disabled, disabled_reason, forced_down, up), the provider_uuid, the
-    inventory by class (total, reserved, ratio, used), ``running_vms``, and ``failures`` (failed
-    builds in a row) with ``failed_at``.
+    (service_id, service_uuid, disabled, disabled_reason, forced_down, up, seen_at), provider_id and
+    provider_uuid, the inventory by class (total, reserved, ratio, used), ``running_vms`` (the
+    number of servers), and ``failures`` (failed builds in a row) with ``failed_at``.
 
     Args:
         tx: The transaction.

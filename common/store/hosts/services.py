@@ -68,7 +68,7 @@ def _tell(tx: Connection, event: str, *which: sa.ColumnElement[bool]) -> None:
 
 
 def beat(tx: Connection, hosts: Iterable[str], binary: str) -> None:
-    """Record heartbeats of these services, in one statement.
+    """Record heartbeats of the services ``binary`` on these hosts, in one statement.
 
     More statements follow if a service was down, because schedulers must notice, or if a service
     was deleted. A deleted host must register again, and other services are inserted again.
@@ -217,7 +217,10 @@ def list_all(
 def show(
     tx: Connection, uuid: str | None = None, number: int | None = None
 ) -> HeardServiceRow | None:
-    """Return a service by its ``number`` (the id), or else by its uuid, or None."""
+    """Return the service with the id ``number``, or with this uuid if ``number`` is None.
+
+    Return None if the service does not exist.
+    """
     return tx.execute(
         _select_services().where(
             services.c.uuid == uuid if number is None else services.c.id == number

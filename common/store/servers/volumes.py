@@ -237,7 +237,9 @@ def swap(
 ) -> str:
     """Let the action that swaps a volume take the server, and return the action's id.
 
-    The action copies the volume to the new volume, which then takes its place.
+    The action copies the volume to the new volume, which then takes its place. The arguments of the
+    action are ``block_device`` (the row's uuid), ``volume_id``, ``new_volume_id`` and
+    ``new_size_gb``.
 
     Raises:
         NotFound: The server does not exist, or does not have the volume.
