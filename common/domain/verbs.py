@@ -176,7 +176,10 @@ class EnsureGuest(ImageVerb):
 
 @dataclass(frozen=True, kw_only=True)
 class EnsureRunning(Verb):
-    """Start or resume the guest."""
+    """Start or resume the guest.
+
+    A guest that starts loses the volumes and shares that are not in ``has``.
+    """
 
     starts_guest = True
     has: Belongings
@@ -192,7 +195,7 @@ class EnsureStopped(Verb):
 
 @dataclass(frozen=True, kw_only=True)
 class Reboot(Verb):
-    """Shut the guest down as ``EnsureStopped`` does, and start it."""
+    """Shut the guest down as ``EnsureStopped`` does, and start it as ``EnsureRunning`` does."""
 
     starts_guest = True
     waits_for_guest = True

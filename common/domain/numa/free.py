@@ -61,7 +61,10 @@ def _free(numa_node: NumaNode, taken: set[int], held: Sequence[AssignedNumaNode]
 
 
 def make(request: NumaNodeRequest, wanted: Hardware, node: Free) -> AssignedNumaNode | None:
-    """Return the place of a guest NUMA node on this host NUMA node, or None if it does not fit."""
+    """Return the place of a guest NUMA node on this host NUMA node, or None if it does not fit.
+
+    ``wanted`` is the hardware of the whole guest, with page size, dedicated CPUs and thread policy.
+    """
     dedicated = [cpu for cpu in request.cpus if cpu in wanted.dedicated]
     if len(request.cpus) - len(dedicated) > len(
         node.numa_node.cpus

@@ -484,7 +484,7 @@ def _add_consumers(tx: Connection, holders: list[dict[str, str]]) -> None:
 
 
 def hand_over(tx: Connection, provider: int, holder: str, to: str) -> None:
-    """Move the allocations of the consumer ``holder`` at a locked provider to the consumer ``to``."""
+    """Move the allocations at a locked provider from the consumer ``holder`` to ``to``."""
     tx.execute(
         sa.update(allocations)
         .where(allocations.c.provider_id == provider, allocations.c.consumer_id == holder)

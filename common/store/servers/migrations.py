@@ -306,10 +306,11 @@ def store_progress(tx: Connection, numbers: Mapping[tuple[str, str], Mapping[str
 def request_control(
     tx: Connection, uuid: str, control: Control, statuses: Iterable[MigrationStatus]
 ) -> bool:
-    """Request an abort or a forced completion of a live migration.
+    """Request an abort or a forced completion of a live migration, and return True.
 
-    The source gets the request with each exchange until the migration ends. Returns False if the
-    migration has none of ``statuses``.
+    The source gets the request with each exchange until the migration ends. A later request
+    replaces an earlier request. If the status of the migration is not in ``statuses``, nothing is
+    requested, and the result is False.
     """
     return bool(
         tx.execute(
