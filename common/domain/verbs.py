@@ -178,7 +178,8 @@ class EnsureGuest(ImageVerb):
 class EnsureRunning(Verb):
     """Start or resume the guest.
 
-    A guest that starts loses the volumes and shares that are not in ``has``.
+    A guest that is off first loses the volumes and shares that are not in ``has``, and gets the
+    missing volumes of ``has.needed``.
     """
 
     starts_guest = True

@@ -217,9 +217,9 @@ def list_all(
 def show(
     tx: Connection, uuid: str | None = None, number: int | None = None
 ) -> HeardServiceRow | None:
-    """Return the service with the id ``number``, or with this uuid if ``number`` is None.
+    """Return a service by its id ``number``, or by its uuid without ``number``.
 
-    Return None if the service does not exist.
+    The result is None if the service does not exist.
     """
     return tx.execute(
         _select_services().where(
