@@ -30,8 +30,9 @@ class CommandKind(StrEnum):
 class CommandKey:
     """Identifies a command.
 
-    A host carries out each key at most once and repeats the recorded result. The fence is no part
-    of the key of an action's command: the host checks the fence.
+    A host that has recorded a result for a key answers with this result, and does not carry out the
+    command again. The fence is no part of the key of an action's command: the host checks the
+    fence.
 
     >>> str(CommandKey(CommandKind.DO, "7f3c", "stop", 2))
     'do/7f3c/stop/2'

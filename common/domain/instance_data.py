@@ -105,7 +105,8 @@ Node = Folder | list[str] | str | int | bytes
 def group_names(interfaces: Iterable[JsonObject], requested: Iterable[JsonObject]) -> list[str]:
     """Return the names of the security groups of a server's ports, port by port.
 
-    If the groups of a port are unknown, return those of the server's request.
+    If the groups of any port are unknown, return only the names in ``requested``, the groups of the
+    server's create request.
     """
     groups_by_port = [interface.get("groups") for interface in interfaces]
     return (
@@ -148,7 +149,7 @@ def guest_spec(
     admin_pass: str = "",
     boot_roles: Sequence[str] = (),
 ) -> GuestSpec:
-    """Return the guest spec of a server's row.
+    """Return the guest spec of a server's row, without volumes and shares, which callers add.
 
     Args:
         row: The row of the server.

@@ -25,7 +25,7 @@ def of(flavor: Flavor, requested: JsonObject | None) -> list[LocalDisk]:
     """Return the ephemeral disks of a server, and then the swap disk if the server has swap.
 
     ``requested`` is the choice in the server's row, or None for the flavor's disks. After a resize,
-    a requested ephemeral disk keeps its size. Swap is at most that of the new flavor.
+    an ephemeral disk with a requested size keeps that size. Swap is at most that of ``flavor``.
     """
     disks = [
         LocalDisk(f"{EPHEMERAL}{number}", gb * 1024, kind)
@@ -58,7 +58,11 @@ def format_of(disk: LocalDisk, os_type: str, default: str = "") -> str:
 def devices(disks: Sequence[LocalDisk], root: str, bus: str | None) -> dict[str, str]:
     """Return disk name -> device name of each disk, on the disk bus of the image.
 
-    ``root`` is the device name of the root disk, which is in use already.
+    ``root`` is the device name of the root disk, which is in use already. A ``bus`` of None is
+    virtio.
+
+    Raises:
+        Forbidden: The bus has more disks than there are names.
     """
     names = device_names.assign_names([root], [bus] * len(disks))
     return {disk.name: name for disk, name in zip(disks, names, strict=True)}

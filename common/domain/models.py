@@ -216,7 +216,7 @@ class AssignedNumaNode:
 
 @dataclass(frozen=True, slots=True)
 class HardwareAssignment:
-    """The parts of a host that a guest has: decided by the claim, kept with the guest."""
+    """The parts of a host that a guest has: decided by the claim, stored in the guest record."""
 
     numa_nodes: list[AssignedNumaNode] = field(default_factory=list)
     #: The addresses of PCI devices.
@@ -236,7 +236,7 @@ class LocalDisk:
 
 @dataclass(frozen=True, slots=True)
 class GuestSpec:
-    """The description of a server's guest for its host: the argument of ``ensure_guest``."""
+    """The description of a server's guest for its host: the argument of each ``GuestVerb``."""
 
     #: The id of the server.
     server: str
@@ -275,7 +275,7 @@ class GuestSpec:
 
     @property
     def belongings(self) -> Belongings:
-        """The volumes and shares that the guest may have, without ``needed`` volumes."""
+        """The volumes and shares that the guest may have. ``needed`` is empty."""
         return Belongings([volume.volume_id for volume in self.volumes], self.shares)
 
 

@@ -176,7 +176,11 @@ class EnsureGuest(ImageVerb):
 
 @dataclass(frozen=True, kw_only=True)
 class EnsureRunning(Verb):
-    """Start or resume the guest."""
+    """Start or resume the guest.
+
+    A guest that is off first loses the volumes and shares that are not in ``has``, and gets the
+    missing volumes of ``has.needed``.
+    """
 
     starts_guest = True
     has: Belongings
@@ -192,7 +196,7 @@ class EnsureStopped(Verb):
 
 @dataclass(frozen=True, kw_only=True)
 class Reboot(Verb):
-    """Shut the guest down as ``EnsureStopped`` does, and start it."""
+    """Shut the guest down as ``EnsureStopped`` does, and start it as ``EnsureRunning`` does."""
 
     starts_guest = True
     waits_for_guest = True
@@ -494,7 +498,10 @@ def encode(
     session: int = 0,
     request_id: str = "",
 ) -> Command:
-    """Return the command that sends the verb to a host. A session of 0 is filled in later."""
+    """Return the command that sends the verb to a host.
+
+    A session of 0 is a placeholder, which the conductor replaces before it sends the command.
+    """
     return Command(key, server, fence, session, verb.name, to_wire(verb), request_id)
 
 

@@ -37,7 +37,7 @@ class Periods:
         return cls(unit, int(offset or 0))
 
     def last(self, at: int) -> tuple[int, int]:
-        """Return begin and end of the last complete period before ``at``, in µs."""
+        """Return begin and end of the last period that is over at the time ``at``, in µs."""
         end = self._find_begin(datetime.fromtimestamp(at // SECOND, UTC))
         return _to_micros(self._find_previous(end)), _to_micros(end)
 
@@ -68,7 +68,8 @@ class Periods:
 def audit_period(about: JsonMapping, at: int) -> tuple[int, int]:
     """Return begin and end of the period in a notice's ``about``, in µs.
 
-    Without a period in the notice, return the current period at ``at``, by default of a month.
+    Without a period in the notice, return ``Periods.current(at)`` for the option's value that the
+    notice contains, or else for "month". ``at`` is the notice's time in µs.
     """
     begin, end = about.get("period") or Periods.of(about.get("periods", MONTH)).current(at)
     return begin, end

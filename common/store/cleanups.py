@@ -60,8 +60,9 @@ def add(tx: Connection, rows: Sequence[Values]) -> None:
     """Add pending cleanups that are due at once, or for the kinds ``LATE`` after ``LATE_CALL``.
 
     Each row has kind, target, place, args, server_id, project_id and why (None or "":
-    ``GIVEN_UP``). Existing rows stay unchanged, except that those of the kinds ``LATE`` become
-    due ``LATE_CALL`` from now, unless they are due later already.
+    ``GIVEN_UP``). An existing row with the same kind, target and place stays unchanged. Only an
+    existing row of the kinds ``LATE`` is postponed until ``LATE_CALL`` from now, unless the row is
+    due later already.
     """
     insert_many(
         tx,
@@ -86,9 +87,14 @@ def add(tx: Connection, rows: Sequence[Values]) -> None:
 
 
 def ask(tx: Connection, kind: str, target: str, server_id: str, place: str = "") -> None:
-    """Add a cleanup that an operator requests, unless it exists.
+    """Add a cleanup that an operator requests. An existing cleanup stays unchanged.
 
-    The server may be deleted or unknown.
+    Args:
+        tx: The transaction.
+        kind: The kind of the object, for example ``PORT``.
+        target: The id of the object.
+        server_id: Id of the server, which may be deleted or unknown.
+        place: The host or volume that some kinds need, or "".
     """
     project = tx.scalar(sa.select(servers.c.project_id).where(servers.c.id == server_id))
     row: Values = {"kind": kind, "target": target, "place": place, "args": {}}
@@ -129,7 +135,11 @@ def take(tx: Connection, kinds: Collection[str], limit: int) -> list[CleanupRow]
 
 
 def postpone(tx: Connection, row: CleanupRow, why: str, at_most: int) -> None:
-    """Record a failed try and its reason. The delay until the next try grows to ``at_most`` µs."""
+    """Record a failed try and its reason ``why``, and set the time of the next try.
+
+    The delay is ``FIRST`` after the first try, and doubles with each further try up to ``at_most``
+    µs.
+    """
     later = min(FIRST * 2 ** min(row.tries, 20), at_most)
     tx.execute(
         sa.update(cleanups)
@@ -146,9 +156,10 @@ def wait(tx: Connection, row: CleanupRow) -> None:
 def strike(tx: Connection, row: CleanupRow, fence: int | None) -> bool:
     """Delete a completed cleanup.
 
-    Returns False, and keeps the cleanup, if the server has another fence than ``fence`` or a
-    running action, because then the work may be wrong. With None, or if the server is deleted by
-    now, nothing is compared.
+    ``fence`` is the server's fence at the begin of the work. If the server now has another fence or
+    a running action, the result is False and the cleanup stays, because the work was based on an
+    old state. The caller then tries again later. With None, or if the server is deleted by now,
+    nothing is compared.
     """
     if fence is not None:
         found = server_of(tx, row)

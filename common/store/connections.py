@@ -268,7 +268,8 @@ def server_engine(
     """Return an engine for PostgreSQL or MariaDB.
 
     Connections are not tested before use, which would cost one exchange per transaction. The first
-    statement detects a connection that broke while idle. ``Store`` then repeats the transaction.
+    statement detects a connection that broke while idle. ``Store`` then repeats the transaction,
+    except in ``Store.begin``.
     """
     engine = sa.create_engine(
         url,

@@ -267,7 +267,10 @@ class Store:
             raise errors.Unsure from problem
 
     def _through(self, work: Callable[[Connection], T], alone: bool) -> T:
-        """Run ``work`` and commit. Raises _Unanswered if the result of the commit is unknown."""
+        """Run ``work`` and commit. Raises _Unanswered if the result of the commit is unknown.
+
+        ``alone`` is as in ``write``.
+        """
         end = time.monotonic() + TRANSACTION_TIMEOUT_SECONDS
         lost = 0
         for attempt in range(ATTEMPTS):

@@ -168,8 +168,8 @@ def _policy(requested: HardwareSpecs) -> str:
 def pages(requested: HardwareSpecs) -> int:
     """Return the page size in KiB, or LARGE, ANY or NOT_ASKED (0), as in ``Hardware.page_kb``.
 
-    An image may repeat the flavor's size. It chooses another size only if the flavor has "large" or
-    "any".
+    An image may repeat the flavor's size. It may choose any other size if the flavor has "any", and
+    a size above 4 KiB if the flavor has "large".
 
     Raises:
         BadRequest: A size is malformed, or the flavor does not allow the image's page size.
@@ -198,7 +198,7 @@ def numa_nodes(requested: HardwareSpecs, needed: bool, page: int) -> tuple[NumaN
         page: The page size, as in ``Hardware.page_kb``.
 
     Raises:
-        BadRequest: CPUs or memory cannot be divided as requested.
+        BadRequest: CPUs or memory cannot be divided as requested, or a request is invalid.
     """
     count = requested.combine("hw:numa_nodes", "hw_numa_nodes", whole(1, MAX_NUMA_NODES))
     for name in (*requested.specs, *requested.properties):
@@ -247,10 +247,13 @@ def numa_nodes(requested: HardwareSpecs, needed: bool, page: int) -> tuple[NumaN
 def _read_numbered(
     requested: HardwareSpecs, noun: str, count: int, parse: Callable[[str], Any]
 ) -> list[Any] | None:
-    """Return the values of the numbered extra specs, one per NUMA node, or None without any.
+    """Return a value for each guest NUMA node, or None if no NUMA node has a value.
+
+    The values are those of the extra specs ``hw:numa_NOUN.NUMBER`` and the image properties
+    ``hw_numa_NOUN.NUMBER``.
 
     Raises:
-        BadRequest: A value is invalid, or only some NUMA nodes have one.
+        BadRequest: A value is invalid, or only some NUMA nodes have a value.
     """
     values = [
         requested.combine(f"hw:numa_{noun}.{number}", f"hw_numa_{noun}.{number}", parse)

@@ -138,7 +138,7 @@ def cpus(text: str) -> frozenset[int]:
 
 
 def page_kb(text: str) -> int:
-    """Parse a page size into KiB, or into SMALL (4 KiB), LARGE or ANY.
+    """Parse a page size into KiB, or into SMALL (4 KiB), LARGE or ANY. Without a unit: KiB.
 
     Raises:
         ValueError: The text is malformed, or is not a power of two from 4 KiB to 1 TiB.

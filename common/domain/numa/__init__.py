@@ -5,8 +5,8 @@ The scheduler calls this to test whether a guest fits, the claim to assign the p
 same function on the same facts, so a proposed host can be claimed.
 
 Invariant: no CPU, page or device is assigned twice. The same facts give the same answer. A fit is
-found if there is one. The time grows with the number of NUMA nodes and devices, not with their
-arrangements.
+found if there is one, on hosts with up to 14 NUMA nodes (``MOST_SETS``). The time grows with the
+number of NUMA nodes and devices, not with their arrangements.
 """
 
 from __future__ import annotations

@@ -61,7 +61,10 @@ def _free(numa_node: NumaNode, taken: set[int], held: Sequence[AssignedNumaNode]
 
 
 def make(request: NumaNodeRequest, wanted: Hardware, node: Free) -> AssignedNumaNode | None:
-    """Return the place of a guest NUMA node on this host NUMA node, or None if it does not fit."""
+    """Return the place of a guest NUMA node on this host NUMA node, or None if it does not fit.
+
+    ``wanted`` is the hardware of the whole guest, with page size, dedicated CPUs and thread policy.
+    """
     dedicated = [cpu for cpu in request.cpus if cpu in wanted.dedicated]
     if len(request.cpus) - len(dedicated) > len(
         node.numa_node.cpus
@@ -83,9 +86,10 @@ def make(request: NumaNodeRequest, wanted: Hardware, node: Free) -> AssignedNuma
 
 
 def _page(memory_mb: int, wanted: int, node: Free) -> int | None:
-    """Return the page size in KiB: the largest that fits, or 0 if no size is requested.
+    """Return the page size in KiB, or 0 if no size is requested.
 
-    None if the memory does not fit.
+    Of several permitted sizes, this is the largest that fits. None if the memory does not fit.
+    ``wanted`` is ``Hardware.page_kb``.
     """
     if wanted in (0, SMALL):
         return wanted if memory_mb <= node.memory_mb else None

@@ -39,9 +39,10 @@ Pair = tuple[str, str]
 def ask(
     tx: Connection, aggregate: AggregateRow, hosts: Sequence[str], images: Sequence[ImageRef]
 ) -> None:
-    """Request that these hosts of the aggregate cache these images.
+    """Request that these hosts of the aggregate cache these images, and notify of the start.
 
-    Requests of these images that a host has already start again.
+    A new request of an image replaces the host's earlier request of the same image. Without hosts
+    or images, the end is notified at once.
     """
     mark = {MARK: {"request": ids.new(), "aggregate": aggregate.id, "hosts": len(hosts)}}
     picture = {**aggregate._mapping, "hosts": list(hosts)}
@@ -56,18 +57,19 @@ def ask(
 
 
 def is_something_over(tx: Connection) -> bool:
-    """Return True if ``settle`` has work: a host has cached an image, or a request is too old."""
+    """Return True if ``settle`` may have work: an image is cached, or a row is too old."""
     return tx.execute(_OVER).first() is not None
 
 
 def settle(tx: Connection) -> list[FailedImage]:
-    """Delete the rows of cached images and of late requests.
+    """Delete the rows of cached images, and the rows that are too old (``host_images.is_late``).
 
-    With notifications on, the rows of a request stay until the host has completed the request.
-    Then a notice about the host is written.
+    With notifications on, the row of a cached image stays until all images that the same request
+    demands of the host are cached or too old. Then a notice about the host is written, and after
+    the last host a notice about the end.
 
     Returns:
-        The deleted rows of requests that are too old (``host_images.is_late``).
+        The deleted rows that were too old.
     """
     if notification_settings(tx) is None:
         tx.execute(sa.delete(table).where(_DONE))
@@ -112,8 +114,8 @@ def _notices(
     Args:
         tx: The transaction.
         mark: The request's mark: request, aggregate and number of hosts.
-        over: Host -> all rows of the request, for hosts that are complete since the last call.
-        left: Number of hosts that are not complete yet.
+        over: Host -> the request's rows, for hosts whose images are all cached or too old by now.
+        left: Number of the request's other hosts, which still have to cache images.
     """
     try:
         row, hosts = aggregates.show(tx, mark["aggregate"])

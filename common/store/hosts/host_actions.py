@@ -141,6 +141,13 @@ def begin(
 
     A drain also disables the host, so that no new servers arrive.
 
+    Args:
+        tx: The transaction.
+        host: Name of the host.
+        name: The kind of the action.
+        args: Options of the action.
+        context: The caller's request, which is recorded with the action.
+
     Raises:
         NotFound: The host does not exist.
         Conflict: Another action on the host is open.

@@ -38,9 +38,9 @@ def ask(
     images: Sequence[ImageRef],
     mark: JsonMapping | None = None,
 ) -> None:
-    """Record that these hosts should cache these images. Existing requests start again.
+    """Record that these hosts should cache these images. The conductor's sweep sends the requests.
 
-    The conductor's sweep sends the requests to the hosts.
+    A new row replaces the existing row of the same host and image.
 
     Args:
         tx: The transaction.
@@ -65,7 +65,11 @@ def ask(
 
 
 def due(tx: Connection, limit: int) -> list[AskedImage]:
-    """Return up to ``limit`` requests that are due, of hosts that are up, oldest first."""
+    """Return up to ``limit`` requests that must be sent to hosts that are up, oldest first.
+
+    These are the requests of images that are not cached, and that were not sent lately
+    (``_is_due``).
+    """
     return list(tx.execute(_due(), {"most": limit}))
 
 
@@ -92,9 +96,9 @@ def _due() -> sa.Select[Any]:
 
 
 def _is_due() -> sa.ColumnElement[bool]:
-    """Return the condition that a request is not complete, and was never sent or sent long ago.
+    """Return the condition that an image is not cached, and its request must be sent (again).
 
-    The pause between two sends grows with the age of the request.
+    After a send, the pause is half of the request's age at that send, but at least ``PAUSE``.
     """
     waited = now() - _C.sent_at
     late = sa.or_(
@@ -104,7 +108,10 @@ def _is_due() -> sa.ColumnElement[bool]:
 
 
 def take(tx: Connection, rows: Sequence[AskedImage]) -> dict[str, list[JsonObject]]:
-    """Mark those of these rows as sent that are still due, and return their images by host."""
+    """Mark the rows that are still due as sent, and return host -> images to request.
+
+    The caller then sends the requests. ``rows`` is a result of ``due``.
+    """
     here = sa.tuple_(_C.host, _C.image_id).in_([(row.host, row.image_id) for row in rows])
     taken = tx.execute(
         for_update(
@@ -127,9 +134,9 @@ def take(tx: Connection, rows: Sequence[AskedImage]) -> dict[str, list[JsonObjec
 def record(tx: Connection, host: str, cached: Mapping[str, str]) -> None:
     """Record the results of a host's prefetch: image id -> error, or "" if the image is cached.
 
-    The row of a cached image is deleted. With notifications on the row stays until
+    The row of a cached image is deleted. With notifications on, the row stays until
     ``cached_images.settle`` has written the notification. A failed image keeps its row and is
-    requested again later. Images without a row are ignored.
+    requested again, until the row is too old (``is_late``). Images without a row are ignored.
     """
     there = [image for image, error in cached.items() if not error]
     if there:

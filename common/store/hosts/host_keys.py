@@ -55,6 +55,8 @@ def ensure(tx: Connection, host: str) -> bool:
 def rotate(tx: Connection, host: str, seconds: int) -> None:
     """Create a new key. The previous key stays valid for ``seconds``, or ends at once for 0.
 
+    Keys before the previous key end at once.
+
     Raises:
         NotFound: The host has no key.
     """

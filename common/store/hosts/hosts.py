@@ -51,7 +51,8 @@ def register(tx: Connection, name: str, boot_id: str, inventory: HostInventory) 
     """Open a session of a host and store the host's inventory.
 
     Returns:
-        The session, and True if the host was booted since its last registration.
+        The session, and True if the host was booted since its last registration. False at the first
+        registration.
 
     Raises:
         Conflict: An operator's resource provider in a tree has the name of the host.
@@ -69,7 +70,8 @@ def open_session(
     No provider is locked, so the caller can lock servers before ``describe``, which must follow.
 
     Returns:
-        The session, and True if the host was booted since its last registration.
+        The session, and True if the host was booted since its last registration. False at the first
+        registration.
     """
     insert_ignore(
         tx,
@@ -222,6 +224,8 @@ def _take_back(tx: Connection, name: str) -> None:
 
 def note_guests(tx: Connection, name: str, server_ids: Iterable[str]) -> list[str]:
     """Store which guests of this report of a host have no guest record.
+
+    ``server_ids`` are the servers of all guests that the host has.
 
     Returns:
         The servers of those guests that the previous call for this host did not store.
@@ -383,9 +387,9 @@ def list_all(
 
     Hosts without a compute service or a resource provider are left out. This takes one statement,
     and three for each thousand hosts. Each object contains the columns of ``hosts``, the service
-    (service_id, service_uuid, disabled, disabled_reason, forced_down, up), the provider_uuid, the
-    inventory by class (total, reserved, ratio, used), ``running_vms``, and ``failures`` (failed
-    builds in a row) with ``failed_at``.
+    (service_id, service_uuid, disabled, disabled_reason, forced_down, up, seen_at), provider_id and
+    provider_uuid, the inventory by class (total, reserved, ratio, used), ``running_vms`` (the
+    number of servers), and ``failures`` (failed builds in a row) with ``failed_at``.
 
     Args:
         tx: The transaction.

@@ -68,7 +68,7 @@ def _tell(tx: Connection, event: str, *which: sa.ColumnElement[bool]) -> None:
 
 
 def beat(tx: Connection, hosts: Iterable[str], binary: str) -> None:
-    """Record heartbeats of these services, in one statement.
+    """Record heartbeats of the services ``binary`` on these hosts, in one statement.
 
     More statements follow if a service was down, because schedulers must notice, or if a service
     was deleted. A deleted host must register again, and other services are inserted again.
@@ -217,7 +217,10 @@ def list_all(
 def show(
     tx: Connection, uuid: str | None = None, number: int | None = None
 ) -> HeardServiceRow | None:
-    """Return a service by its ``number`` (the id), or else by its uuid, or None."""
+    """Return a service by its id ``number``, or by its uuid without ``number``.
+
+    The result is None if the service does not exist.
+    """
     return tx.execute(
         _select_services().where(
             services.c.uuid == uuid if number is None else services.c.id == number
@@ -256,7 +259,8 @@ def lock(tx: Connection, host: str) -> None:
 def fence(tx: Connection, host: str) -> None:
     """Record that the fencing hook turned the host off.
 
-    The host is forced down until its agent registers again.
+    The host is forced down until its agent registers again, or an admin changes that
+    (``set_state``).
     """
     tx.execute(
         sa.update(services)
@@ -313,8 +317,8 @@ def is_up(tx: Connection, host: str) -> bool:
 def set_state(tx: Connection, uuid: str, **changes: object) -> None:
     """Change ``disabled``, ``disabled_reason`` or ``forced_down`` of a service.
 
-    The provider of a compute host gets or loses the trait COMPUTE_STATUS_DISABLED. A change of
-    ``forced_down`` ends a fencing.
+    The provider of a compute host has the trait COMPUTE_STATUS_DISABLED afterwards if the service
+    is disabled. A request with ``forced_down`` ends a fencing, whatever the value.
 
     Raises:
         NotFound: No service has this uuid.

@@ -224,9 +224,10 @@ def around(
 ) -> Iterator[None]:
     """Write NAME.start with a snapshot before the block, and NAME.end with one after the block.
 
-    ``take`` returns the snapshot, or None if the object does not exist. For an object that is
-    deleted in the block, both notices have the first snapshot. With notifications off, ``take`` is
-    not called.
+    Both are written after the block, and neither if the block raises. ``take`` returns the
+    snapshot, or None if the object does not exist. If the block creates the object, there is no
+    NAME.start. If the block deletes the object, NAME.end has the first snapshot. With notifications
+    off, ``take`` is not called.
     """
     is_on = notification_settings(tx) is not None
     before = take() if is_on else None

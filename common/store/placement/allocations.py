@@ -484,7 +484,7 @@ def _add_consumers(tx: Connection, holders: list[dict[str, str]]) -> None:
 
 
 def hand_over(tx: Connection, provider: int, holder: str, to: str) -> None:
-    """Move the allocations of a locked provider to another consumer."""
+    """Move the allocations at a locked provider from the consumer ``holder`` to ``to``."""
     tx.execute(
         sa.update(allocations)
         .where(allocations.c.provider_id == provider, allocations.c.consumer_id == holder)
@@ -521,7 +521,10 @@ def stay(
 
 
 def release(tx: Connection, placements: Sequence[tuple[str, str]]) -> None:
-    """Delete the allocations of these (consumer, host) pairs, and consumers without any other."""
+    """Delete the allocations of these (consumer, host) pairs.
+
+    Consumers in the pairs that have no allocations left are deleted too.
+    """
     ids = lock(tx, sorted({host for _, host in placements}))
     held = [(ids[host], server) for server, host in placements if host in ids]
     tx.execute(

@@ -64,7 +64,8 @@ class Reported:
 def report(tx: Connection, provider_id: int, reported: Sequence[Reported]) -> None:
     """Store the resource classes that the host of a locked provider reports.
 
-    A class that is no longer reported is removed unless it has allocations.
+    A class that the host no longer reports is removed unless it has allocations. Classes of an
+    operator stay, but a class that the host reports now becomes the host's.
     """
     known = {
         row.resource_class: row

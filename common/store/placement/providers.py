@@ -167,7 +167,7 @@ def _parent(tx: Connection, uuid: str) -> ProviderRow:
 
 
 def rename(tx: Connection, row: ProviderRow, name: str) -> None:
-    """Rename an operator's provider. The caller has locked it.
+    """Rename an operator's provider. The caller has locked it. The present name changes nothing.
 
     Raises:
         ProviderConflict: The name is in use.
@@ -191,8 +191,8 @@ def rename(tx: Connection, row: ProviderRow, name: str) -> None:
 def move(tx: Connection, row: ProviderRow, parent: str | None, may_leave: bool) -> None:
     """Move an operator's provider with its subtree below another provider.
 
-    With the parent None, the provider becomes the root of a tree. The caller has locked the
-    provider.
+    With the parent None, the provider becomes the root of a tree. With the present parent, nothing
+    changes. The caller has locked the provider.
 
     Args:
         tx: The transaction.
@@ -246,7 +246,7 @@ def _below(tx: Connection, row: ProviderRow) -> set[str]:
 
 
 def delete(tx: Connection, uuid: str) -> None:
-    """Delete an operator's provider with its inventories, traits and memberships.
+    """Delete an operator's provider with its inventories, traits and places in aggregates.
 
     Raises:
         NotFound: The provider does not exist.

@@ -133,8 +133,8 @@ def put(tx: Connection, provider: ProviderRow, names: Iterable[str]) -> list[str
 
     Raises:
         BadRequest: A trait does not exist.
-        Conflict: The request adds COMPUTE_STATUS_DISABLED, which only the host's compute service
-            sets.
+        Conflict: The request adds COMPUTE_STATUS_DISABLED to the provider of a host, where only the
+            host's compute service sets this trait.
     """
     wanted = set(names)
     missing = unknown(tx, wanted, lock=True)

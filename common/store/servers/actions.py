@@ -80,7 +80,7 @@ def begin(
         NotFound: The server does not exist, or not in this project.
         Locked: The server is locked, and the caller is no admin.
         WrongState: The server's state does not permit the action.
-        Busy: Another action is running.
+        Busy: Another action is running, and the new action may not supersede that action.
         Conflict: The server is on no host, or has shares, and the action does not permit that.
     """
     server = take_lock(tx, server_id, project_id)
@@ -176,7 +176,8 @@ def check(
         tx: The transaction, with which Busy names the running action. None: without this name.
 
     Raises:
-        Locked, WrongState, Busy, Conflict: As in ``begin``.
+        Locked, WrongState, Conflict: As in ``begin``.
+        Busy: As in ``begin``, but never for an immediate action.
     """
     if row.locked and server.locked and not context.is_admin:
         raise errors.Locked(server_id)
@@ -210,8 +211,8 @@ def insert(tx: Connection, rows: Sequence[Values], was: ServerState | None = Non
 
     Args:
         tx: The transaction.
-        rows: The columns of each action.
-        was: The server before the action, if ``rows`` has one row.
+        rows: The columns of each action. Missing columns get defaults.
+        was: The server before the action, if ``rows`` has one row. None: write no instance.update.
     """
     base = {
         "version": 1,
@@ -392,9 +393,10 @@ def lock_servers(tx: Connection, server_ids: Iterable[str]) -> dict[str, PlacedS
 
 
 def find_unlocked(tx: Connection, server_ids: Iterable[str]) -> set[str]:
-    """Return those of these ids whose server has no row, or is not locked by another transaction.
+    """Lock the servers that no other transaction has locked, without a wait for locks.
 
-    This function does not wait for locks. It locks the servers that it can.
+    Returns:
+        The ids of the servers locked here, and the ids of ``server_ids`` without a server.
     """
     names = set(server_ids)
     query = sa.select(servers.c.id).where(servers.c.id.in_(sorted(names)))
@@ -442,7 +444,8 @@ def append(tx: Connection, rows: Sequence[Values]) -> None:
     """Append events to journals.
 
     Each row has action_id, seq, step, attempt and event, and can have host, message and details.
-    Either all rows have ``at`` (for example ``locked_at``), or the time is now.
+    If all rows have ``at`` (for example ``locked_at``), these times are stored. Otherwise all rows
+    get the current time.
     """
     base = {"host": None, "message": None, "details": None}
     insert_many(
@@ -458,8 +461,14 @@ def outstanding(
 ) -> list[ActionRow]:
     """Lock and return up to ``limit`` actions whose command is at this host, oldest command first.
 
-    Commands sent within the last ``older_than`` µs, the commands in ``known``, and actions locked
-    by another transaction are left out.
+    Actions locked by another transaction are left out.
+
+    Args:
+        tx: The transaction.
+        host: Name of the host.
+        older_than: Leave out commands sent within the last ``older_than`` µs.
+        limit: Most actions to return.
+        known: Leave out these commands, which the host has: (action id, phase, step, attempt).
     """
     query = _OUTSTANDING
     if known:
@@ -489,9 +498,16 @@ def commands_on_dead_hosts(
 ) -> list[LostActionRow]:
     """Return up to ``limit`` waiting actions whose command is at a host that does not answer.
 
-    If the host is forced down or fenced, all actions count, and ``dead`` is True. Excepted are undo
-    commands if the host answered within ``silence`` seconds. If the host is only down, forward
-    commands of the steps ``abandoned`` (workflow, step) count, and ``dead`` is False.
+    A host that is forced down (also by a fencing): the result contains every command with ``dead``
+    True, except undo commands if the host sent a heartbeat within ``silence`` seconds. A host that
+    is only down: the result contains the forward commands of the steps in ``abandoned`` with
+    ``dead`` False.
+
+    Args:
+        tx: The transaction.
+        abandoned: The (workflow, step) pairs whose commands are given up if the host is down.
+        silence: Seconds.
+        limit: Most actions to return.
     """
     values = {"most": limit, "silence": silence * SECOND}
     return list(tx.execute(_on_dead_hosts(tuple(abandoned)), values))
@@ -523,10 +539,10 @@ def _on_dead_hosts(abandoned: tuple[tuple[str, str], ...]) -> sa.Select[Any]:
 def resting(
     tx: Connection, *, vm_state: str, since: str, longer_than: int, limit: int
 ) -> list[ServerKey]:
-    """Return servers without an action that have been in this state for ``longer_than`` µs.
+    """Return servers without an action that are in this vm_state for at least ``longer_than`` µs.
 
-    ``since`` is the name of the column with the start of the state. The longest resting come first,
-    up to ``limit``.
+    ``since`` is the name of the column with the start of the state. The servers with the earliest
+    start come first, up to ``limit``. Deleted servers are left out.
     """
     query = sa.select(servers.c.id, servers.c.project_id).where(
         servers.c[since] <= now() - longer_than,
@@ -546,9 +562,10 @@ def waiting(tx: Connection, action_ids: Iterable[str]) -> list[ActionRow]:
 
 
 def set_cause(tx: Connection, action: ActionRow, cause: str | None) -> None:
-    """Record why a waiting action makes no progress, or None for an action with progress.
+    """Record why a waiting action makes no progress. ``cause`` None: the action makes progress.
 
-    An action that has left this attempt stays unchanged.
+    ``action`` is the row as read earlier. An action that by now does not wait, or has another
+    attempt number, stays unchanged.
     """
     if cause != action.cause:
         tx.execute(
@@ -607,7 +624,7 @@ def mark_sent(tx: Connection, action_ids: Sequence[str]) -> None:
 
 
 def busy_until(tx: Connection, action_id: str) -> int | None:
-    """Return the end of the action's lease in µs, or None if no conductor has a valid lease.
+    """Return the end (time in µs) of the action's lease, or None if no conductor has a valid lease.
 
     Until then a conductor may still work on the action, even if the action has ended.
     """

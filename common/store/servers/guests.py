@@ -55,7 +55,11 @@ def add(tx: Connection, rows: Sequence[Values]) -> None:
 
 
 def want(tx: Connection, server_ids: Iterable[str], wanted: GuestState, may_run: bool) -> None:
-    """Set the wanted state of the guests on the servers' own hosts (guests in state ``HERE``)."""
+    """Set the wanted state of the servers' guests that are in a state of ``HERE``.
+
+    These are the guests on the servers' own hosts. Other guests, for example pending cleanups, stay
+    unchanged. ``may_run``: True if a domain of the guest may be running.
+    """
     tx.execute(
         sa.update(guests)
         .where(guests.c.server_id.in_(list(server_ids)), guests.c.wanted.in_(HERE))
@@ -82,7 +86,10 @@ def become(
 
 
 def hold(tx: Connection, server_id: str, host: str, migration: str | None) -> None:
-    """Set the consumer of a guest's allocation: a migration, or None for the server."""
+    """Record the consumer of a guest's allocation: a migration, or None for the server.
+
+    The caller moves the allocation itself (``allocations.claim``, ``allocations.hand_back``).
+    """
     tx.execute(
         sa.update(guests)
         .where(guests.c.server_id == server_id, guests.c.host == host)
@@ -99,7 +106,7 @@ def add_removal(
     may_run: bool = True,
     keeps_files: bool = False,
 ) -> None:
-    """Turn the guests of a server into pending cleanups.
+    """Turn the guests of a server into pending cleanups. Existing cleanups stay unchanged.
 
     Args:
         tx: The transaction.
@@ -153,7 +160,7 @@ def discard(
         tx: The transaction.
         server_id: Id of the server.
         host: The host of the guest.
-        elsewhere: The host of the server, if the server exists on another host than ``host``.
+        elsewhere: The host of the server, another than ``host``. None: the server must not exist.
         keeps_files: True if the guest on ``elsewhere`` uses the same files.
 
     Raises:
@@ -221,8 +228,14 @@ def removals(
 ) -> list[GuestRow]:
     """Lock and return up to ``limit`` pending cleanups of a host, oldest change first.
 
-    Cleanups sent within the last ``older_than`` µs, the (server, fence) pairs in ``known``, and
-    rows locked by another transaction are left out.
+    Rows locked by another transaction are left out.
+
+    Args:
+        tx: The transaction.
+        host: Name of the host.
+        older_than: Leave out cleanups whose command was sent within the last ``older_than`` µs.
+        limit: Most cleanups to return.
+        known: Leave out these cleanups, whose commands the host has: (server, fence).
     """
     query = _REMOVALS
     if known:
@@ -275,7 +288,7 @@ _REMOVALS_OF = (
 
 
 def mark_sent(tx: Connection, host: str, server_ids: Sequence[str]) -> None:
-    """Record that the commands to remove these guests were sent."""
+    """Record that the commands to remove these servers' guests were sent to the host now."""
     tx.execute(
         sa.update(guests)
         .where(guests.c.host == host, guests.c.server_id.in_(server_ids))
@@ -307,9 +320,9 @@ def off_on(tx: Connection, host: str, reported: Iterable[str]) -> list[str]:
     """Return the ids of servers whose domain on this host must be stopped, sorted.
 
     Why: the server is or may be elsewhere. The result contains the servers whose guest here is in
-    the state ``KEPT``. It also contains the servers of reported domains without a guest record
-    here, if the server has another host or no host. For example, an operator removed the host's
-    record while the host was off.
+    the state ``KEPT``. It also contains servers in ``reported`` (the servers of the host's domains)
+    without a guest record here, if the server is not deleted and has another host or no host. For
+    example, an operator removed the host's record while the host was off.
     """
     kept_guests = sa.select(guests.c.server_id).where(
         guests.c.host == host, guests.c.wanted == GuestState.KEPT

@@ -189,9 +189,10 @@ def close(
 def abandon(tx: Connection, server_id: str, fence: int) -> None:
     """End the open migration of a server, for example because an admin resets the server's state.
 
-    The server keeps host and flavor. Guests on other hosts become pending cleanups with this
-    ``fence``. Files on storage that these hosts share with the server's host are kept. Without an
-    open migration, nothing changes.
+    A finished migration gets the status confirmed, any other the status error. The server keeps
+    host and flavor. Guests on other hosts become pending cleanups with this ``fence``. Files on
+    storage that these hosts share with the server's host are kept. Port bindings to the other host
+    of a live migration become pending cleanups too. Without an open migration, nothing changes.
     """
     for move in open_of(tx, [server_id]).values():
         server = tx.execute(
@@ -305,10 +306,11 @@ def store_progress(tx: Connection, numbers: Mapping[tuple[str, str], Mapping[str
 def request_control(
     tx: Connection, uuid: str, control: Control, statuses: Iterable[MigrationStatus]
 ) -> bool:
-    """Request an abort or a forced completion of a live migration.
+    """Request an abort or a forced completion of a live migration, and return True.
 
-    The source gets the request with each exchange until the migration ends. Returns False if the
-    migration has none of ``statuses``.
+    The source gets the request with each exchange until the migration ends. A later request
+    replaces an earlier request. If the status of the migration is not in ``statuses``, nothing is
+    requested, and the result is False.
     """
     return bool(
         tx.execute(

@@ -160,7 +160,8 @@ def page(
         names_only: Return rows with id and name only.
 
     Raises:
-        BadRequest: The marker is not the id of a server, or a filter's value is invalid.
+        BadRequest: The marker is not the id of a server (of ``filters.project_id``), or a filter's
+            value is invalid.
     """
     columns, row_type = (
         (_NAME_COLUMNS, _Name)
@@ -343,7 +344,7 @@ def is_there(tx: Connection, server_id: str) -> bool:
 def update(tx: Connection, server_id: str, values: Values) -> None:
     """Change columns that no action guards. A deleted server stays unchanged.
 
-    A change of name or tags is notified.
+    With notifications on, ``values`` with name or tags causes a notice instance.update.
     """
     is_notified = notification_settings(tx) is not None and not _SHOWN.isdisjoint(values)
     before = (

@@ -237,13 +237,15 @@ def swap(
 ) -> str:
     """Let the action that swaps a volume take the server, and return the action's id.
 
-    The action copies the volume to the new volume, which then takes its place.
+    The action copies the volume to the new volume, which then takes its place. The arguments of the
+    action are ``block_device`` (the row's uuid), ``volume_id``, ``new_volume_id`` and
+    ``new_size_gb``.
 
     Raises:
         NotFound: The server does not exist, or does not have the volume.
-        Locked, WrongState, Busy, Conflict: As in ``actions.begin``.
+        Locked, WrongState, Busy: As in ``actions.begin``.
+        Conflict: As in ``actions.begin``. Also, the volume is not attached yet, or not any more.
         BadRequest: The server has the new volume already.
-        Conflict: The volume is not attached yet, or not any more.
     """
     _, device = _take(tx, row, server_id, context, project_id, volume_id)
     if any(other.volume_id == new_volume_id for other in list_of(tx, server_id)):

@@ -36,7 +36,7 @@ COUNTED = ("instances", "cores", "ram")
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """The amounts by which servers count.
+    """The amounts of one or more servers that quotas limit.
 
     ``memory_mb`` is in MiB. classes: resource class -> amount that the servers allocate.
     """
@@ -64,7 +64,7 @@ class Numbers(Protocol):
         """Return the name of an API resource in the results of ``count`` and ``read_usage``."""
 
     def count(self, size: Size) -> dict[str, int]:
-        """Return resource -> amount for this size, with the resources of ``read_usage``."""
+        """Return resource -> amount for servers of this size, named as in ``read_usage``."""
 
     def read_usage(self, tx: Connection, project_id: str) -> Mapping[str, Mapping[str, int]]:
         """Return the usage of the project (key "") and of each user with limits, by resource."""
@@ -142,10 +142,11 @@ class Account:
     def room(self, user_id: str, size: Size, least: int = 1, most: int = 1) -> int:
         """Return how many servers of this size fit into the limits, at most ``most``.
 
-        ``size`` is that of one server. The limits of the project and of the user apply.
+        ``size`` is that of one server. The limits of the project apply, and the user's own limits
+        if there are any.
 
         Raises:
-            OverQuota: Fewer than ``least`` fit.
+            OverQuota: Fewer than ``least`` servers fit.
         """
         over = {}
         for user in ("", user_id):
@@ -163,7 +164,10 @@ class Account:
         return most
 
     def add(self, user_id: str, size: Size, count: int) -> None:
-        """Add ``count`` servers of this size to the usage of the user and the project."""
+        """Add ``count`` servers of this size to the usage in this object, which ``room`` compares.
+
+        The usage of the user and of the project grows. Nothing is written.
+        """
         for user in ("", user_id):
             used = self._used.setdefault(user, Counter())
             for resource, need in self.limits.count(size).items():
@@ -220,7 +224,7 @@ def usage(tx: Connection, project_id: str) -> dict[str, Usage]:
 def count_resources(tx: Connection, project_id: str) -> Counter[str]:
     """Return the number of the project's servers (key "") and their resources by class.
 
-    A server that is being resized counts with the larger of both flavors.
+    A server with an open resize counts with the larger amount of both flavors in each class.
     """
     mine = sa.and_(servers.c.project_id == project_id, servers.c.deleted == 0)
     moving: dict[str, set[str]] = {}

@@ -73,7 +73,7 @@ GAUGES: dict[str, tuple[str, tuple[str, ...]]] = {
 
 
 def read(tx: Connection) -> Iterator[Sample]:
-    """Yield the current samples of all gauges."""
+    """Yield the current samples of all gauges: name, values of the labels, value."""
     at = moment(tx)
 
     def age(since: int | None) -> float:
