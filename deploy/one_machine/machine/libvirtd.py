@@ -89,8 +89,8 @@ def start(
         state_dir: The folder of this libvirtd.
         seconds: How long to wait.
         host: As for ``serve``.
-        address: As for ``serve``.
-        certificates: As for ``serve``.
+        address: As for ``serve``. Ignored without ``host``.
+        certificates: As for ``serve``. Ignored without ``host``.
 
     Raises:
         Failed: A program or user is missing, the path is too long, or libvirtd does not answer.
@@ -212,7 +212,10 @@ def serve(
 
 
 def configure(state_dir: Path, address: str = "", certificates: str = "") -> None:
-    """Add missing settings to the configuration files, and keep the operator's changes.
+    """Create libvirtd's folders, and add missing settings to the configuration files.
+
+    A present setting stays, because an operator may have changed it. It also stays if ``address``
+    or ``certificates`` differ from an earlier call.
 
     Args:
         state_dir: The folder of this libvirtd.
@@ -267,7 +270,11 @@ def configure(state_dir: Path, address: str = "", certificates: str = "") -> Non
 def _run_first_process(state_dir: Path, own_network: bool = False) -> int:
     """Mount the folders, start the daemons, and reap processes until SIGTERM or SIGINT.
 
-    A daemon that dies is started again.
+    A daemon that dies is started again. The result is 0.
+
+    Args:
+        state_dir: The folder of this libvirtd.
+        own_network: True in a network namespace of the host's own, for which /sys is mounted again.
     """
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     _mount("--make-rprivate", "/")

@@ -81,8 +81,8 @@ class Attempts:
     def matches(self, who: Hashable, stored: str | None, secret: str) -> bool:
         """Check a password as `passwords.matches` does, and count a failure.
 
-        A wrong password adds a failure to the buckets of the user and of the address. A correct
-        password empties the bucket of the user.
+        A wrong password adds a failure to two buckets: that of the user at this address, and that
+        of the address. A correct password empties the first.
 
         Args:
             who: The user, by the name or id in the request.

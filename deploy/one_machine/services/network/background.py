@@ -49,7 +49,7 @@ class BackgroundThread:
         self._thread.start()
 
     def end(self) -> None:
-        """Stop the thread and answer the requests that wait for hosts."""
+        """Answer the requests that wait for hosts, and let the thread end after this round."""
         self._fabric.hosts.end()
         self._ending.set()
 
@@ -76,7 +76,13 @@ def send_events(
 ) -> bool:
     """Send all stored events, oldest first, and delete the sent events.
 
-    Events older than ``KEEP_SECONDS`` are deleted without being sent.
+    Events older than ``KEEP_SECONDS`` are deleted without being sent. Of equal events in a batch
+    only the last is sent.
+
+    Args:
+        fabric: The service object.
+        receiver: The compute service.
+        now: Returns the present time in seconds.
 
     Returns:
         False if events remain, which must be sent again later.

@@ -162,6 +162,13 @@ class VolumeService:
     ) -> Body:
         """Return the connection of a host to a volume, in the format of os-brick's connectors.
 
+        Args:
+            change: The transaction.
+            volume: The volume's row.
+            attachment: The attachment's row.
+            host: The name of the host.
+            mode: "rw" or "ro".
+
         Raises:
             Fault: 400, the volume is not exported to this host. 409, the volume has no file. 503,
                 no port is free.
@@ -207,8 +214,12 @@ class VolumeService:
     def open_export(self, key: str) -> None:
         """Start the export of a volume if the attachment's connection needs one.
 
+        Args:
+            key: The id of the attachment.
+
         Raises:
-            Fault: 503, the export cannot start. The attachment then has no connection.
+            Fault: 503, the export cannot start. The attachment is then reserved, without a
+                connection. The caller updates the volume's status.
         """
         with self.exports.lock:
             with self.database.read() as connection:
