@@ -13,8 +13,8 @@ this user the owner of a guest's files.
 devices, a host name, and an address for live migrations. libvirtd itself only listens on a socket
 file. ``state_dir`` must be short, because the sockets are there.
 
-Invariant: nothing outside ``state_dir`` is written, no process survives ``stop``, no guest runs as
-root, and no libvirtd is reachable from other machines.
+Invariant: outside ``state_dir`` only missing folders to mount on are made, no process survives
+``stop``, no guest runs as root, and no libvirtd is reachable from other machines.
 """
 
 from __future__ import annotations
@@ -394,6 +394,7 @@ def main(arguments: list[str]) -> int:
 
     Raises:
         Failed: libvirtd does not start or stop, or a namespace cannot be made or entered.
+        BlockingIOError: The command is serve, and another process serves this folder.
     """
     match arguments:
         case ["start", folder]:

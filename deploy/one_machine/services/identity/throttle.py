@@ -52,7 +52,8 @@ class Throttle:
     def failed(self, key: Hashable, seconds: float) -> None:
         """Add a failure, which leaks in this many seconds, to a bucket.
 
-        Beyond ``MAX_BUCKETS``, empty buckets are removed first, and then the oldest ones.
+        Before a new bucket would exceed ``MAX_BUCKETS``, empty buckets are removed, and then the
+        oldest.
         """
         with self._lock:
             now = self._monotonic()
