@@ -87,6 +87,9 @@ class ComputeEvents(ExternalService):
     def send_events(self, events: Collection[Mapping[str, str]]) -> bool:
         """Send events to the compute service.
 
+        Args:
+            events: The events, as in Nova's API os-server-external-events.
+
         Returns:
             False if the events must be sent again later. True if the compute service accepted them,
             or refuses them for good.

@@ -33,6 +33,9 @@ class EventReceiver(Protocol):
         """Return False if the caller must send the events again later.
 
         True means that the events were accepted, or refused for good.
+
+        Args:
+            events: The events, as in Nova's API os-server-external-events.
         """
 
 

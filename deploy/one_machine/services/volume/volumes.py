@@ -343,7 +343,8 @@ def check_copied(connection: Connection, service: VolumeService, row: DbRow) -> 
     """Check that a copy of the volume would be consistent.
 
     Raises:
-        Fault: 400, a host may write to the volume, and the file system cannot share blocks.
+        Fault: 400, an attachment has a connection, through which a host may write to the volume,
+            and the file system cannot share blocks.
     """
     if not service.files.shares_blocks and find_connected(connection, row.id):
         why = (
