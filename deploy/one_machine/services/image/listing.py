@@ -52,8 +52,8 @@ def matching(query: Query, caller: ImageCaller) -> list[ColumnElement[bool]]:
     """Return the conditions on the rows of a list: the caller's rights and the query's filters.
 
     Without a filter for os_hidden, hidden images are left out. Without a filter for visibility,
-    community images of other projects are left out, and for admins all community images, unless
-    there is a filter for the owner.
+    community images of other projects are left out. An admin then gets no community images, or all
+    with a filter for the owner.
 
     Raises:
         HTTPBadRequest: A value of the query is invalid.
