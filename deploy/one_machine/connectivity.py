@@ -60,7 +60,7 @@ class Connectivity:
         return f"--network {PRIVATE} --key-name {KEY}" if self._cloud.has_networks else "--nic none"
 
     def wanted(self) -> JsonObject:
-        """Return the arguments of the first server for its networks and its key pair.
+        """Return the arguments of ``Seed.server`` for the networks and the key pair.
 
         The shared network is created if it is missing. In a cloud without networks the arguments
         are a config drive, no networks and no key pair.
@@ -133,6 +133,9 @@ class Connectivity:
 
         Existing objects stay, but a key pair with another public key is replaced. Return a note for
         the output.
+
+        Raises:
+            Failure: ssh-keygen is missing or fails.
         """
         if not self._cloud.has_networks:
             return WITHOUT
@@ -179,6 +182,7 @@ class Connectivity:
 
         Raises:
             Failure: ssh does not answer within 120 s.
+            TimeoutExpired: One attempt of ssh takes more than 30 s.
         """
         if not self._cloud.has_networks:
             return WITHOUT

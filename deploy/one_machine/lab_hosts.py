@@ -93,7 +93,7 @@ class Lab:
         """Return the existing lab of this home, which may be running or stopped.
 
         Raises:
-            Failure: There is no lab, or lab.json cannot be read.
+            Failure: There is no lab, or this user may not read lab.json.
         """
         try:
             return cls(home, Facts(**json.loads((home / "lab.json").read_text())))
@@ -172,7 +172,8 @@ class Lab:
         A host that is off stays off.
 
         Raises:
-            Failure: A process still runs after 30 s, or the lab does not run.
+            Failure: A process still runs after 30 s, the lab does not run, the host is unknown, or
+                this user is not root.
         """
         number = self.number(host)
         with self._lock_hosts():
@@ -184,7 +185,8 @@ class Lab:
         A host that is on stays on, and its cable is connected.
 
         Raises:
-            Failure: A process does not start within 30 s, or the lab does not run.
+            Failure: A process does not start within 30 s, the lab does not run, the host is
+                unknown, or this user is not root.
         """
         number = self.number(host)
         with self._lock_hosts():
@@ -194,7 +196,7 @@ class Lab:
         """Disconnect the host's cable. The guests continue to run.
 
         Raises:
-            Failure: The host is off, or the lab does not run.
+            Failure: The host is off or unknown, the lab does not run, or this user is not root.
         """
         self._plug(host, False)
 
@@ -202,7 +204,7 @@ class Lab:
         """Connect the host's cable again.
 
         Raises:
-            Failure: The host is off, or the lab does not run.
+            Failure: The host is off or unknown, the lab does not run, or this user is not root.
         """
         self._plug(host, True)
 
@@ -210,7 +212,7 @@ class Lab:
         """Kill a host that is up, cut or off, and make sure that no process remains.
 
         Raises:
-            Failure: A process of the host may live.
+            Failure: A process of the host may live. ``kill`` failed, or a process remains.
         """
         self.kill(host)
         if self.state(host) != "off" or libvirtd.is_running(

@@ -89,10 +89,10 @@ def check_machine(user: int) -> None:
 
 
 def check_broker(cloud: Cloud) -> None:
-    """Check that a cloud of several hosts does not use the operator's own broker.
+    """Check that a cloud whose hosts have namespaces does not use the operator's own broker.
 
     Raises:
-        Failure: KILONOVA_TRANSPORT_URL is set for a cloud of several hosts.
+        Failure: KILONOVA_TRANSPORT_URL is set, and ``Cloud.is_joined`` is True.
     """
     if cloud.is_joined and cloud.broker_url is not None:
         raise Failure(
@@ -139,7 +139,8 @@ def check_settings(cloud: Cloud) -> None:
     """Check that a running cloud was started with the present environment variables.
 
     Raises:
-        Failure: A variable has changed. The message lists the former values.
+        Failure: A variable has changed. The message has the former values, except of variables that
+            may contain passwords and of KILONOVA_PORT_BASE.
     """
     changes = settings.find_changes(cloud)
     if changes:
@@ -188,6 +189,8 @@ def find_routes(external: IPv4Network) -> list[str]:
 
 def check_ports(cloud: Cloud) -> None:
     """Check that the ports of the cloud are free.
+
+    With an external broker the ports of the cloud's own broker are not checked.
 
     Raises:
         Failure: Another program listens on a port.

@@ -74,9 +74,9 @@ class Seed:
         return self.connect("kilonova")
 
     def host(self) -> str:
-        """Wait until the API shows every agent as up, with an update after ``launched``.
+        """Wait until the API shows every agent as up, and return a note.
 
-        Before that, the API shows the hosts' former state.
+        An update before ``launched`` does not count, because it shows a former state.
 
         Raises:
             Failure: An agent is not up within 90 s.
@@ -187,7 +187,7 @@ class Seed:
             arguments: More arguments of a new server, for example networks.
 
         Raises:
-            Failure: The server does not become ACTIVE.
+            Failure: The server does not become ACTIVE within 180 s.
         """
         compute = self.demo.compute
         server = next((candidate for candidate in compute.servers(name=f"^{SERVER}$")), None)

@@ -202,6 +202,7 @@ class Broker:
 
         Raises:
             Failure: The node does not run, or refuses the import.
+        TimeoutExpired: The import did not end within 60 s.
         """
         self.control("import_definitions", str(self._users))
 
@@ -251,7 +252,7 @@ class Broker:
         return [str(SCRIPTS / "rabbitmq-server")]
 
     def count_published(self) -> int:
-        """Return the number of messages that clients published to this node since the start."""
+        """Return the number of messages that clients published to this node since its start."""
         return int(
             self.control(
                 "eval",

@@ -2,9 +2,9 @@
 """The facts of one cloud on this machine: the folders, ports, addresses, hosts and passwords.
 
 Several clouds can run side by side. Each has a separate home (KILONOVA_HOME) and separate ports
-(KILONOVA_PORT_BASE). A cloud only writes into the home. deploy/one_machine/cloud/lifecycle.py
-prepares, starts and stops a cloud, and deploy/one_machine/cloud/process_control.py signals single
-processes.
+(KILONOVA_PORT_BASE). A cloud writes files only into the home, except dnsmasq's below /run.
+deploy/one_machine/cloud/lifecycle.py prepares, starts and stops a cloud, and
+deploy/one_machine/cloud/process_control.py signals single processes.
 """
 
 from __future__ import annotations

@@ -25,13 +25,13 @@ HEAD = "# Made by deploy/up, which overwrites this file at each start. All optio
 def of_control_plane(cloud: Cloud, role: str = "") -> str:
     """Return the text of the configuration file of the control plane's processes.
 
-    Invariant: no host may know the secrets, and only conductors have the secrets for commands and
-    for image tickets.
+    Invariant: no host may know the secrets. The files of ``ROLES`` do not contain the secrets for
+    commands to hosts and for image tickets.
 
     Args:
         cloud: The cloud.
-        role: A role with a broker user of its own, or "" for the file of all other processes, which
-            use the broker as conductor.
+        role: A role of ``ROLES``, or "" for the file of all other processes, for example conductor
+            and metadata, which use the broker as conductor.
     """
     sections: dict[str, dict[str, object]] = {
         "DEFAULT": {

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The life of one cloud on this machine: prepare, launch, shut down, purge.
 
-Used by deploy/one_machine/{up,down,lab}.py and by the tests. Every function can be repeated.
-``shut_down`` removes from the kernel all that the cloud made there, and ``purge`` removes the home.
+Used by deploy/one_machine/{up,down,lab}.py and by the tests. Every function but ``purge`` can be
+repeated. ``shut_down`` removes from the kernel all that the cloud made there, and ``purge`` removes
+the home.
 """
 
 from __future__ import annotations
@@ -30,9 +31,12 @@ from deploy.progress import Failure, private, run, wait
 def prepare(cloud: Cloud) -> None:
     """Make folders, secrets, certificates and configuration.
 
-    Existing passwords stay. Certificates stay until they are about to expire. The configuration,
-    the keys of the network agents and the broker's users are written again, because they follow
-    from the facts of the cloud. A running broker imports changed users.
+    Existing passwords stay. Certificates stay unless they expire soon or an address changed. The
+    configuration, the keys of the network agents and the broker's users are written again, because
+    they follow from the facts of the cloud. A running broker imports changed users.
+
+    Raises:
+        Failure: RabbitMQ is not installed, or a running broker refuses the users.
     """
     for name in ("etc", "secrets", "data", "log", "run", "image"):
         (cloud.home / name).mkdir(parents=True, exist_ok=True)
@@ -84,10 +88,11 @@ def launch(
     Args:
         cloud: The cloud, which ``prepare`` has prepared.
         programs: The programs to run, or None for ``processes.programs``.
-        broker_seconds: How long to wait for a new broker.
+        broker_seconds: How long to wait for the broker after a start of the supervisor.
 
     Raises:
-        Failure: The supervisor, the broker or a new process does not start in time.
+        Failure: The supervisor, the broker, or a new or changed program does not start in time,
+            or the namespaces of the hosts cannot be made.
     """
     new_programs = processes.programs(cloud) if programs is None else list(programs)
     if cloud.is_joined:

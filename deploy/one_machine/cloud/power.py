@@ -5,7 +5,7 @@ deploy/one_machine/lab_hosts.py uses this module. ``shut_down`` in
 deploy/one_machine/cloud/lifecycle.py uses ``sweep`` to clean up the kernel. Files that a process
 wrote survive such a power cut in the page cache of the machine. Only libvirt's /run is empty when a
 host boots. Invariant: when ``off`` returns, no process and no guest of the host runs, and no
-process starts before ``on``.
+process starts before ``on`` or ``lifecycle.launch``.
 """
 
 from __future__ import annotations
@@ -79,7 +79,8 @@ def on(cloud: Cloud, number: int, seconds: float = 30) -> None:
         seconds: How long to wait for the processes.
 
     Raises:
-        Failure: A process does not start within this many seconds.
+        Failure: A process does not start within this many seconds, or the namespace or cable cannot
+            be made.
     """
     cloud.underlay.join(number)
     names = processes.of_host(cloud, number)

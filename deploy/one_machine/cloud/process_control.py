@@ -51,6 +51,7 @@ def kill(cloud: Cloud, name: str, number: int = signal.SIGKILL) -> int:
 
     Raises:
         Failure: The process does not run.
+        ProcessLookupError: The process has just ended.
     """
     pid = find_process(cloud, name)
     if pid is None:
@@ -91,7 +92,11 @@ def start(cloud: Cloud, name: str, seconds: float = 30) -> int:
 
 
 def restart(cloud: Cloud, name: str) -> int:
-    """Stop and start the process, and return the new id."""
+    """Stop and start the process, and return the new id, or 0 if it has ended again.
+
+    Raises:
+        Failure: The process does not stop or start within 30 s.
+    """
     stop(cloud, name)
     return start(cloud, name)
 

@@ -171,8 +171,8 @@ def _service_programs(cloud: Cloud) -> Iterator[Program]:
 def _volume_options(cloud: Cloud) -> list[object]:
     """Return the options of the volume service.
 
-    Servers on the machine itself open the volumes' files. Other hosts reach volumes at the
-    machine's address.
+    The hosts open the volumes' files, because they share the machine's file system. In a lab they
+    reach volumes at the machine's address instead.
     """
     proof = certificates.of_volumes(cloud)
     first_host, *other_hosts = [GATEWAY] if cloud.apart else cloud.hosts
@@ -278,7 +278,15 @@ def clean_command(cloud: Cloud, number: int) -> list[str]:
 def _module(
     cloud: Cloud, name: str, module: str, *arguments: object, network: Path | None = None
 ) -> Program:
-    """Return the program of an embedded service, by default in the machine's own namespace."""
+    """Return the program of an embedded service.
+
+    Args:
+        cloud: The cloud.
+        name: The name of the process.
+        module: The module below deploy.one_machine.services.
+        arguments: The arguments of the module's command ``serve``.
+        network: The file of the network namespace, or None for the machine's own.
+    """
     return _program(
         cloud,
         name,

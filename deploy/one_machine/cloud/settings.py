@@ -46,7 +46,7 @@ def find_changes(cloud: Cloud) -> list[str]:
     """Return the variables that changed since the running cloud was started.
 
     An item is ``NAME=former value``, or only ``NAME`` if the value is a digest. The list is empty
-    if the cloud does not run.
+    if the cloud does not run, or if the file with the settings is missing.
     """
     path = cloud.run / FILE
     if find_supervisor(cloud) is None or not path.exists():

@@ -13,8 +13,8 @@ this user the owner of a guest's files.
 devices, a host name, and an address for live migrations. libvirtd itself only listens on a socket
 file. ``state_dir`` must be short, because the sockets are there.
 
-Invariant: nothing outside ``state_dir`` is written, no process survives ``stop``, no guest runs as
-root, and no libvirtd is reachable from other machines.
+Invariant: outside ``state_dir`` only missing folders to mount on are made, no process survives
+``stop``, no guest runs as root, and no libvirtd is reachable from other machines.
 """
 
 from __future__ import annotations
@@ -89,8 +89,8 @@ def start(
         state_dir: The folder of this libvirtd.
         seconds: How long to wait.
         host: As for ``serve``.
-        address: As for ``serve``.
-        certificates: As for ``serve``.
+        address: As for ``serve``. Ignored without ``host``.
+        certificates: As for ``serve``. Ignored without ``host``.
 
     Raises:
         Failed: A program or user is missing, the path is too long, or libvirtd does not answer.
@@ -212,7 +212,10 @@ def serve(
 
 
 def configure(state_dir: Path, address: str = "", certificates: str = "") -> None:
-    """Add missing settings to the configuration files, and keep the operator's changes.
+    """Create libvirtd's folders, and add missing settings to the configuration files.
+
+    A present setting stays, because an operator may have changed it. It also stays if ``address``
+    or ``certificates`` differ from an earlier call.
 
     Args:
         state_dir: The folder of this libvirtd.
@@ -267,7 +270,11 @@ def configure(state_dir: Path, address: str = "", certificates: str = "") -> Non
 def _run_first_process(state_dir: Path, own_network: bool = False) -> int:
     """Mount the folders, start the daemons, and reap processes until SIGTERM or SIGINT.
 
-    A daemon that dies is started again.
+    A daemon that dies is started again. The result is 0.
+
+    Args:
+        state_dir: The folder of this libvirtd.
+        own_network: True in a network namespace of the host's own, for which /sys is mounted again.
     """
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     _mount("--make-rprivate", "/")
@@ -387,6 +394,7 @@ def main(arguments: list[str]) -> int:
 
     Raises:
         Failed: libvirtd does not start or stop, or a namespace cannot be made or entered.
+        BlockingIOError: The command is serve, and another process serves this folder.
     """
     match arguments:
         case ["start", folder]:

@@ -84,7 +84,10 @@ class Supervised:
         self._pause = 0.0
 
     def look(self, moment: float) -> None:
-        """Notice the end of the process, and start or stop the program if necessary.
+        """Notice the end of the process, then stop or start the program.
+
+        A program with a file NAME.down is stopped. Another program without a process is started
+        once the pause after its last end is over.
 
         Args:
             moment: The present time.monotonic().
@@ -184,7 +187,7 @@ class Supervised:
 
 
 def _prepare_child() -> None:
-    """Let the child end with the supervisor, and unblock signals."""
+    """Let the child get SIGTERM at the end of the supervisor, and unblock signals."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
 

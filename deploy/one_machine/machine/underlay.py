@@ -134,6 +134,9 @@ class Underlay:
         """Boot a stopped host: make its namespace, boot id and cable, and connect the cable.
 
         For a host that is on, only missing objects are made, and the cable is connected.
+
+        Raises:
+            Failure: The kernel lacks a feature, or the process lacks the rights.
         """
         name, outside = f"{self.bridge}-{number}", self.cable(number)
         if not self.exists(number):
@@ -178,7 +181,11 @@ class Underlay:
         return _succeeds("ip", "-netns", f"{self.bridge}-{number}", "link", "show", "lo")
 
     def plug(self, number: int, is_in: bool) -> None:
-        """Connect the host's cable if ``is_in`` is True, otherwise disconnect the cable."""
+        """Connect the host's cable if ``is_in`` is True, otherwise disconnect the cable.
+
+        Raises:
+            Failure: The host has no cable, or the process lacks the rights.
+        """
         _ip("link", "set", self.cable(number), "up" if is_in else "down")
 
     def is_plugged(self, number: int) -> bool:
@@ -210,8 +217,9 @@ class Underlay:
         return _part(TUNNELS, self.port)
 
     def _guard(self, device: str, namespace: str | None = None) -> None:
-        """Load rules that drop packets to the cloud's addresses from devices other than ``device``.
+        """Load rules that drop packets to the hosts' addresses, unless they arrive at ``device``.
 
+        Packets of the device lo also pass. The rules are for ``namespace``, or for the machine's.
         Invariant: the rules are loaded before a program can listen at these addresses.
         """
         rules = GUARD.format(table=self.bridge, device=device, part=self._network)

@@ -55,7 +55,13 @@ class ExternalService:
         return str(url or "").rstrip("/")
 
     def _request(self, method: str, path: str, **options: Any) -> requests.Response:  # noqa: ANN401 - keystoneauth
-        """Send a request as the service's own user.
+        """Send a request, by default with a token of the service's own user.
+
+        Args:
+            method: The HTTP method.
+            path: The path behind `url`.
+            options: Options of keystoneauth's ``Session.request``. With ``authenticated=False`` the
+                caller gives the token.
 
         Raises:
             Later: There is no response, or a status that may differ later (401, 408, 429, 5xx).
@@ -80,6 +86,9 @@ class ComputeEvents(ExternalService):
 
     def send_events(self, events: Collection[Mapping[str, str]]) -> bool:
         """Send events to the compute service.
+
+        Args:
+            events: The events, as in Nova's API os-server-external-events.
 
         Returns:
             False if the events must be sent again later. True if the compute service accepted them,

@@ -125,7 +125,13 @@ def select_page(
 ) -> DbSelect:
     """Return the statement in the order of `keys`, with only the rows after `marker`.
 
-    Without a marker the statement starts at the first row. The caller adds the limit.
+    The caller adds the limit.
+
+    Args:
+        statement: The query for all rows of the list.
+        table: The table of the rows.
+        keys: Pairs of column and direction (True for ascending). The column id must be among them.
+        marker: The last row of the page before, or None for the first page.
     """
 
     def nothing(name: str) -> int | str:

@@ -101,7 +101,7 @@ class ResourceService(Protocol):
         """The database, for reading."""
 
     def change(self) -> AbstractContextManager[AnyChange]:
-        """Return a `Transaction` that commits if the block succeeds."""
+        """Return a context manager with a `Transaction`, which commits if the block succeeds."""
 
     def settle(self, change: AnyChange) -> None:
         """Wait for the effects of a committed change on other processes."""

@@ -67,12 +67,12 @@ FORMATS: Mapping[str, Callable[[JsonValue], JsonValue]] = {
 
 
 def text(max_length: int = 255, **more: JsonValue) -> Document:
-    """Return the schema of a string."""
+    """Return the schema of a string. ``more`` has other keys of JSON Schema."""
     return {"type": "string", "maxLength": max_length, **more}
 
 
 def integer(minimum: int = 0, maximum: int = MAX_INTEGER, **more: JsonValue) -> Document:
-    """Return the schema of an integer."""
+    """Return the schema of an integer. ``more`` has other keys of JSON Schema."""
     return {"type": "integer", "minimum": minimum, "maximum": maximum, **more}
 
 

@@ -167,7 +167,13 @@ _PROVE = {"password": _prove_password, "token": _prove_token}
 def _find(database: Database, table: Table, body: JsonValue, where: str) -> DbRow | None:
     """Return the domain, project or user with the id, or the name and domain, in `body`.
 
-    Without any, return None.
+    If there is no such row, return None.
+
+    Args:
+        database: The service's database.
+        table: The table of domains, projects or users.
+        body: The reference in the request.
+        where: The path of `body` in the request, for errors.
 
     Raises:
         HTTPBadRequest: `body` has no id and no name, or its name lacks the domain.

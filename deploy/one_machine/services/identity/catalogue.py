@@ -44,7 +44,7 @@ def catalogue_for(connection: Connection, token: Token) -> list[Body]:
     """Return the catalogue of a token: the enabled services with their enabled endpoints.
 
     Ids of the token replace placeholders in the URLs. An endpoint whose URL needs an id that the
-    token does not have is left out.
+    token does not have is left out, and so is a service without any other endpoint.
     """
     rows = connection.execute(
         select(

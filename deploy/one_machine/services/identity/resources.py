@@ -125,7 +125,11 @@ class IdentityResource(Resource):
         change.execute(update(self.table).where(self.table.c.id == row.id).values(columns))
 
     def _columns(self, body: Body, extra: DbValues) -> Body:
-        """Return the columns for a validated body. Attributes without a field go into `extra`."""
+        """Return the columns for a validated body.
+
+        Attributes without a field are added to `extra`, the clients' attributes so far. The
+        attributes options and links are dropped.
+        """
         own_columns = self.fields.keys() & self.table.c.keys()
         values = {name: value for name, value in body.items() if name in own_columns}
         reserved = {*self.fields, *self.table.c.keys(), "options", "links"}

@@ -52,7 +52,8 @@ class Throttle:
     def failed(self, key: Hashable, seconds: float) -> None:
         """Add a failure, which leaks in this many seconds, to a bucket.
 
-        Beyond ``MAX_BUCKETS``, empty buckets are removed first, and then the oldest ones.
+        Before a new bucket would exceed ``MAX_BUCKETS``, empty buckets are removed, and then the
+        oldest.
         """
         with self._lock:
             now = self._monotonic()
@@ -81,8 +82,8 @@ class Attempts:
     def matches(self, who: Hashable, stored: str | None, secret: str) -> bool:
         """Check a password as `passwords.matches` does, and count a failure.
 
-        A wrong password adds a failure to the buckets of the user and of the address. A correct
-        password empties the bucket of the user.
+        A wrong password adds a failure to two buckets: that of the user at this address, and that
+        of the address. A correct password empties the first.
 
         Args:
             who: The user, by the name or id in the request.

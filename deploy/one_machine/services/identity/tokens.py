@@ -93,7 +93,8 @@ def digest(secret: str) -> str:
 def issue(connection: Connection, grant: Grant, now: datetime, lifetime: timedelta) -> str:
     """Store a token for `grant` and return its secret. Expired tokens are deleted.
 
-    The secret is hexadecimal, because commands would read a "-" at the front as an option.
+    The token ends after `lifetime`, or at `grant.expires_at`. The secret is hexadecimal, because
+    commands would read a "-" at the front as an option.
     """
     secret = secrets.token_hex(32)
     connection.execute(delete(tokens).where(tokens.c.expires_at <= text_of(now)))

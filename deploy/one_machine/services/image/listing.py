@@ -51,7 +51,9 @@ NOT_FILTERS = ("limit", "marker", "sort", "sort_key", "sort_dir", "member_status
 def matching(query: Query, caller: ImageCaller) -> list[ColumnElement[bool]]:
     """Return the conditions on the rows of a list: the caller's rights and the query's filters.
 
-    Without a filter for os_hidden, hidden images are left out.
+    Without a filter for os_hidden, hidden images are left out. Without a filter for visibility,
+    community images of other projects are left out. An admin then gets no community images, or all
+    with a filter for the owner.
 
     Raises:
         HTTPBadRequest: A value of the query is invalid.

@@ -81,9 +81,11 @@ def choose_addresses(
         connection: The connection of the transaction.
         network_id: The port's network.
         mac: The port's MAC address.
-        requested: The requested fixed_ips. An empty list gives no addresses. None gives an address
-            of each IP version, and all addresses derived from the MAC address.
-        keep: The present addresses of the port, which are preferred.
+        requested: The requested fixed_ips, each with a subnet, an address or both. An empty list
+            gives no addresses. None gives an address of each IP version, and all addresses derived
+            from the MAC address.
+        keep: The present addresses of the port. They are not in use for this port, and a request
+            with only a subnet gets the present address there. Ignored if `requested` is None.
         router: True for a port of a router. Requested addresses are then not completed by addresses
             derived from the MAC address.
 

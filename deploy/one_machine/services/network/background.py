@@ -33,6 +33,9 @@ class EventReceiver(Protocol):
         """Return False if the caller must send the events again later.
 
         True means that the events were accepted, or refused for good.
+
+        Args:
+            events: The events, as in Nova's API os-server-external-events.
         """
 
 
@@ -49,7 +52,7 @@ class BackgroundThread:
         self._thread.start()
 
     def end(self) -> None:
-        """Stop the thread and answer the requests that wait for hosts."""
+        """Answer the requests that wait for hosts, and let the thread end after this round."""
         self._fabric.hosts.end()
         self._ending.set()
 
@@ -76,7 +79,13 @@ def send_events(
 ) -> bool:
     """Send all stored events, oldest first, and delete the sent events.
 
-    Events older than ``KEEP_SECONDS`` are deleted without being sent.
+    Events older than ``KEEP_SECONDS`` are deleted without being sent. Of equal events in a batch
+    only the last is sent.
+
+    Args:
+        fabric: The service object.
+        receiver: The compute service.
+        now: Returns the present time in seconds.
 
     Returns:
         False if events remain, which must be sent again later.

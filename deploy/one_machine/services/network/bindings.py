@@ -25,8 +25,13 @@ def bind(change: Change, host: str, is_up: bool = True) -> Body:
 
     The columns are host, vif_type, status and bound_at. The vif_type is "binding_failed" if the
     host has no living network agent, and otherwise "bridge". The status is DOWN until the host
-    reports the port as wired. Without hosts, the status is ACTIVE at once if `is_up` is True. After
-    the transaction the request waits for the host in `Fabric.settle`.
+    reports the port as wired. After the transaction the request waits for this in `Fabric.settle`.
+    In a cloud without hosts every binding succeeds, and the status follows from `is_up`.
+
+    Args:
+        change: The transaction.
+        host: The name of the host.
+        is_up: The port's admin_state_up.
     """
     if not change.fabric.settings.has_hosts:
         return {
@@ -64,7 +69,10 @@ def view_binding(row: DbValues) -> Body:
 
 
 def remove_inactive_bindings(change: Change, port_id: str, *rules: ColumnElement[bool]) -> None:
-    """Remove the inactive bindings of a port that meet `rules`, and their rows in `arrivals`."""
+    """Remove the inactive bindings of a port that meet `rules`, and their rows in `arrivals`.
+
+    If there were any, their hosts and the hosts of the network get a new revision.
+    """
     inactive, arrivals = schema.inactive_bindings, schema.arrivals
     hosts = change.scalars(
         delete(inactive).where(inactive.c.port_id == port_id, *rules).returning(inactive.c.host)

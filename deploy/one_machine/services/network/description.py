@@ -166,10 +166,11 @@ def _port(row: DbRow, port_addresses: Addresses, groups: list[str], arrived: boo
 
 
 def _groups(connection: Connection, local_groups: set[str]) -> Body:
-    """Return group -> rules and member addresses, for the groups of local ports and their rules.
+    """Return group -> rules and member addresses.
 
-    A group that only rules refer to has members and no rules. Groups that no rule refers to have
-    no members.
+    The groups are ``local_groups``, of ports on the host, and the groups in their rules. A group
+    that only rules refer to has members and no rules. Groups that no rule refers to have no
+    members.
     """
     rules: dict[str, list[Body]] = defaultdict(list)
     remote_groups: set[str] = set()

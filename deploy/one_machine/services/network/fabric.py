@@ -73,9 +73,9 @@ class Fabric:
             self.has_events.set()
 
     def settle(self, change: "Change") -> None:
-        """Wait until the hosts have wired the ports that `change` bound, up to `wait_seconds`.
+        """Wait until the hosts have applied the bindings of `change`, up to `wait_seconds`.
 
-        A timeout is no error. The ports are then still DOWN.
+        A timeout is no error. The ports are then still DOWN, as is a port that a host cannot wire.
         """
         if change.bound:
             self.hosts.await_acknowledged(change.bound, self.settings.wait_seconds)
@@ -113,12 +113,15 @@ class Change(Transaction):
     def touch(
         self, *, networks: Iterable[str] = (), groups: Iterable[str] = (), hosts: Iterable[str] = ()
     ) -> None:
-        """Record that the descriptions of hosts change.
+        """Record that the descriptions of hosts change. `finish` gives them a new revision.
+
+        `finish` looks for ports, so a removed port does not count. Its host must be in `hosts`.
 
         Args:
             networks: Networks. All hosts with ports in them are concerned, and for an external
                 network also the hosts that are gateways of external networks.
-            groups: Security groups. All hosts with ports that depend on them are concerned.
+            groups: Security groups. All hosts with ports in them, or in groups whose rules refer to
+                them, are concerned.
             hosts: Names of hosts. "" is ignored.
         """
         self._networks.update(networks)
@@ -126,7 +129,14 @@ class Change(Transaction):
         self._hosts.update(name for name in hosts if name)
 
     def add_event(self, name: str, server: str, tag: str | None, status: str = "completed") -> None:
-        """Insert an event for the compute service."""
+        """Insert an event for the compute service, which the background thread sends.
+
+        Args:
+            name: The name in Nova's API, for example "network-changed".
+            server: The id of the server.
+            tag: The id of the port, or None.
+            status: "completed" or "failed".
+        """
         self.has_events = True
         event = {"name": name, "server": server, "tag": tag, "status": status}
         self.execute(insert(schema.events).values(event | {"created": int(time.time())}))
@@ -168,6 +178,6 @@ class Change(Transaction):
         return str(row["id"])
 
     def set(self, table: Table, key: str, values: DbValues) -> None:
-        """Change columns of a row and increase its revision number."""
+        """Change columns of a row, set the time of the update and increase the revision number."""
         automatic = {"updated_at": moment(), "revision_number": table.c.revision_number + 1}
         self.execute(update(table).where(table.c.id == key).values(dict(values) | automatic))

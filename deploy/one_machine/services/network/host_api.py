@@ -88,7 +88,7 @@ class HostApi(Handler[Fabric]):
         """Refuse a request without the key of this host.
 
         Raises:
-            HTTPUnauthorized: The key is wrong or missing.
+            HTTPUnauthorized: The key is wrong or missing, or the service has no `host_secret`.
         """
         secret, key = self._service.settings.host_secret, req.get_header(HEADER) or ""
         if not secret or not hmac.compare_digest(
@@ -157,7 +157,10 @@ def _bind_late(change: Change, name: str) -> None:
 
 
 def _update_ports(change: Change, name: str, revision: int, failed: dict[str, str]) -> None:
-    """Set the status of the ports in the applied revision, and add events for their servers.
+    """Set wired ports to ACTIVE and failed ports to DOWN, and add events for their servers.
+
+    Ports that were bound after `revision`, or whose admin_state_up is False, stay DOWN. For an
+    inactive binding, store whether it is wired.
 
     Args:
         change: The transaction.

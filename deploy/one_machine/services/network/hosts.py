@@ -19,6 +19,10 @@ class HostRegistry:
     """Contacts and revisions of hosts, and the requests that wait for them.
 
     The class is thread-safe.
+
+    Args:
+        known: Host -> revision, from the database at the start of the service.
+        monotonic: Returns the present time in seconds.
     """
 
     def __init__(

@@ -170,7 +170,8 @@ def _view(row: DbValues, network_id: str, status: str) -> Body:
 def _activate(change: Change, port: DbRow, host: str) -> None:
     """Make the port's inactive binding to `host` active, and its active binding inactive.
 
-    Hosts need no new revision, because both hosts have wired the port.
+    Hosts need no new revision, because the descriptions of both hosts contain the port. The port is
+    DOWN if `host` has not wired it yet.
     """
     row = change.execute(delete(INACTIVE).where(*_conditions(port, host)).returning(INACTIVE)).one()
     if port.host:

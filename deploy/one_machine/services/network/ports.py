@@ -222,7 +222,8 @@ def add(change: Change, network: DbRow, body: Body, caller: NetworkCaller | None
         caller: The caller, or None for a port of this service, which needs no check of groups.
 
     Raises:
-        Fault: 400, 404 or 409, the addresses, groups or MAC address are not available.
+        Fault: 400, 404 or 409, the addresses, groups or MAC address are not available, or the
+            attributes contradict each other.
     """
     columns = PortsApi.columns(body)
     groups, host = body.get("security_groups"), columns.pop("host", "")
@@ -284,6 +285,12 @@ def _check_policy(caller: NetworkCaller, network: DbRow, body: Body, rule: str) 
     """Refuse attributes that only the owner of the network, or an admin, may set.
 
     Only an admin may set a device_owner that begins with "network:".
+
+    Args:
+        caller: The caller.
+        network: The row of the port's network.
+        body: The attributes in the request.
+        rule: "create_port" or "update_port", for the message.
 
     Raises:
         Fault: 403, with the attribute in the message.

@@ -117,6 +117,17 @@ class RoutersApi(NetworkResource):
         """Give the router this gateway, or remove the gateway if `gateway` is empty.
 
         Without new addresses, a gateway in the same network keeps its port.
+
+        Args:
+            change: The transaction.
+            caller: The caller.
+            key: The id of the router.
+            gateway: The validated external_gateway_info.
+
+        Raises:
+            Fault: 400, the network is not external. 403, only an admin may choose addresses or
+                change enable_snat. 404, the network is unknown. 409, floating IPs use the present
+                gateway. The errors of `ports.add`.
         """
         router = change.get_existing(ROUTERS, key)
         port = change.first(_ports_of(key, GATEWAY))

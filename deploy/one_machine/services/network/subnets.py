@@ -137,6 +137,9 @@ def update_dhcp_port(change: Change, network: DbRow) -> None:
 
     A missing port is created. Without a subnet with DHCP the port is removed. Subnets whose guests
     derive their addresses from the MAC address do not count.
+
+    Raises:
+        Fault: 409, a subnet has no free address.
     """
     connection = change.connection
     dhcp_subnets = {

@@ -124,9 +124,9 @@ class VolumeAttachments:
         """Wait until no job copies or fills the volume, then give the attachment a connection.
 
         Raises:
-            Fault: 404, the attachment is unknown. 400 or 409, as in the function `_connect`. 409,
-                a job still uses the volume after `wait_seconds`. 503, the volume cannot be
-                exported.
+            Fault: 403, the caller may not do this. 404, the attachment is unknown. 400 or 409, as
+                in the function `_connect`. 409, a job still uses the volume after `wait_seconds`.
+                503, the volume cannot be exported, and the attachment is reserved again.
         """
         until = time.monotonic() + self._service.settings.wait_seconds
         while True:
@@ -267,9 +267,17 @@ def _connect(
 ) -> None:
     """Store the connection of an attachment. The caller then opens the export.
 
+    Args:
+        change: The transaction.
+        service: The service.
+        volume: The volume's row.
+        row: The attachment's row.
+        connector: The properties of the server's host: host, mode, mountpoint and others.
+
     Raises:
-        Fault: 409, the volume has an error, no file, or a connection to the same host. 400, the
-            mode is invalid, or the volume is not exported to other hosts. 503, no port is free.
+        Fault: 409, the volume has an error, no file, or without multiattach another connection to
+            the same host. 400, the mode is invalid, or the volume is not exported to other hosts.
+            503, no port is free.
     """
     if "error" in volume.status:
         why = f"the status of volume {volume.id} is {volume.status}"

@@ -55,9 +55,8 @@ class JobKind:
         work: Changes files, or calls another service. The last argument is a function that raises
             when the work should stop. Later means that the work is tried again.
         done: Updates the rows after success.
-        failed: Updates the rows after a failure.
-        attempts: The number of attempts before ``failed``, for example while an external service is
-            unavailable.
+        failed: Updates the rows after ImageRefused or OSError, or after the last attempt.
+        attempts: The number of attempts, if they end with Later or an unexpected error.
         removes: True if the job continues although its target is being deleted.
     """
 

@@ -86,7 +86,7 @@ def list_matching(
     plural: str,
     rules: Sequence[ColumnElement[bool]],
 ) -> tuple[list[DbRow], Body]:
-    """Return the same as `list_rows`, but of all rows that meet `rules`, of any project."""
+    """Return the same as `list_rows`, but for the rows of all projects that meet `rules`."""
     query = req.params
     limit = min(number_of("limit", value_of(query, "limit", str(MAX_LIMIT))), MAX_LIMIT)
     offset = number_of("offset", value_of(query, "offset", "0"), 2**31)

@@ -60,6 +60,8 @@ def inspect(path: Path, disk_format: str, limit: int) -> None:
 def unpack(source: Path, disk_format: str, target: Path, check: Check) -> None:
     """Convert an image that `inspect` has checked to a new raw file.
 
+    The function `check` raises when the conversion should stop.
+
     Raises:
         ImageRefused: qemu-img fails, or exceeds its limits.
     """
@@ -68,6 +70,8 @@ def unpack(source: Path, disk_format: str, target: Path, check: Check) -> None:
 
 def pack(source: Path, disk_format: str, target: Path, check: Check) -> None:
     """Convert a raw file to a new image file of this format.
+
+    The function `check` raises when the conversion should stop.
 
     Raises:
         ImageRefused: qemu-img fails, or exceeds its limits.

@@ -53,12 +53,20 @@ class ImageSource(Protocol):
     def show(self, key: str, token: str) -> Body | None:
         """Return the image, or None if it does not exist for the user of the token.
 
+        Args:
+            key: The id of the image.
+            token: The user's token.
+
         Raises:
             Fault: 503, the image service does not answer.
         """
 
     def create(self, body: DbValues, token: str) -> Body:
-        """Create an image without data with the user's token, and return the image.
+        """Create an image without data, and return the image.
+
+        Args:
+            body: The attributes of the image, as in Glance's API.
+            token: The user's token.
 
         Raises:
             Fault: 400 or 403, the image service refuses. 503, it does not answer.
@@ -81,6 +89,11 @@ class ImageSource(Protocol):
     def upload(self, key: str, path: Path, check: Callable[[], None]) -> bool:
         """Upload an image's data.
 
+        Args:
+            key: The id of the image.
+            path: The path of the file with the data.
+            check: Raises when the upload should stop.
+
         Returns:
             True if the image has data now, also those of an earlier upload. False if the image
             service refuses the data for good, for example because the image was deleted.
@@ -99,12 +112,19 @@ class ComputeSource(Protocol):
         The result is "" if the attachment has no id, and None if the server does not use the volume
         or there is no compute service.
 
+        Args:
+            server: The id of the server.
+            volume: The id of the volume.
+
         Raises:
             Fault: 503, the compute service or the identity service does not answer.
         """
 
     def notify(self, events: Collection[Mapping[str, str]]) -> bool:
         """Send events.
+
+        Args:
+            events: The events, as in Nova's API os-server-external-events.
 
         Returns:
             False if the events must be sent again later. True if the compute service accepted them
@@ -162,6 +182,13 @@ class VolumeService:
     ) -> Body:
         """Return the connection of a host to a volume, in the format of os-brick's connectors.
 
+        Args:
+            change: The transaction.
+            volume: The volume's row.
+            attachment: The attachment's row.
+            host: The name of the host.
+            mode: "rw" or "ro".
+
         Raises:
             Fault: 400, the volume is not exported to this host. 409, the volume has no file. 503,
                 no port is free.
@@ -207,8 +234,12 @@ class VolumeService:
     def open_export(self, key: str) -> None:
         """Start the export of a volume if the attachment's connection needs one.
 
+        Args:
+            key: The id of the attachment.
+
         Raises:
-            Fault: 503, the export cannot start. The attachment then has no connection.
+            Fault: 503, the export cannot start. The attachment is then reserved, without a
+                connection. The caller updates the volume's status.
         """
         with self.exports.lock:
             with self.database.read() as connection:

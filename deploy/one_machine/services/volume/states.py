@@ -12,7 +12,11 @@ USES = ("available", "reserved", "attaching", "in-use", "detaching")
 
 
 def derive_status(change: VolumeChange, volume_id: str) -> str:
-    """Return in-use, attaching, reserved or available, according to the volume's attachments."""
+    """Return the status of a volume that follows from its attachments.
+
+    It is in-use if one is attached, otherwise attaching if one is attaching, otherwise reserved.
+    Without attachments it is available.
+    """
     statuses = set(
         change.connection.execute(
             select(attachments.c.status).where(attachments.c.volume_id == volume_id)
@@ -28,7 +32,7 @@ def update_status(change: VolumeChange, volume_id: str, *rules: ColumnElement[bo
     Args:
         change: The transaction.
         volume_id: The volume.
-        rules: Conditions on the volume. By default the status must be in ``USES``.
+        rules: Conditions on the volume. Without any, the status must be in ``USES``.
     """
     conditions = rules or (volumes.c.status.in_(USES),)
     status = {"status": derive_status(change, volume_id), "previous_status": None}

@@ -321,6 +321,10 @@ class VolumeActions:
         """Return the image of os-reimage or os-volume_upload_image, or None for other actions.
 
         For os-volume_upload_image a new image is created at the image service.
+
+        Raises:
+            Fault: 400, the image cannot be used, or the volume cannot be copied now. 400 or 403,
+                the image service refuses the new image. 503, the service does not answer.
         """
         if name == "os-reimage":
             return images.find_image(self._service, caller, arguments["image_id"])

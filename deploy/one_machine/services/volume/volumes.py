@@ -235,6 +235,13 @@ def _make(
 ) -> str:
     """Insert a volume and the job that fills the volume, and return the id.
 
+    Args:
+        change: The transaction.
+        service: The service.
+        caller: The caller.
+        body: The validated request.
+        image: The image from which the volume is filled, or None.
+
     Raises:
         Fault: The request is invalid, refers to a missing object, or exceeds a limit.
     """
@@ -309,6 +316,12 @@ def _check_new(service: VolumeService, body: Body) -> None:
 def _source(connection: Connection, caller: VolumeCaller, body: Body, name: str) -> DbRow:
     """Return the snapshot or volume from which a new volume is copied.
 
+    Args:
+        connection: The connection of the transaction.
+        caller: The caller.
+        body: The validated request.
+        name: The field with the source's id: "snapshot_id" or "source_volid".
+
     Raises:
         Fault: 404, the source is unknown. 400, its status does not allow a copy.
     """
@@ -330,7 +343,8 @@ def check_copied(connection: Connection, service: VolumeService, row: DbRow) -> 
     """Check that a copy of the volume would be consistent.
 
     Raises:
-        Fault: 400, a host may write to the volume, and the file system cannot share blocks.
+        Fault: 400, an attachment has a connection, through which a host may write to the volume,
+            and the file system cannot share blocks.
     """
     if not service.files.shares_blocks and find_connected(connection, row.id):
         why = (

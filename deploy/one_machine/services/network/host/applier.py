@@ -64,7 +64,10 @@ class Applier:
 
         Returns:
             The failures: name of a bridge, namespace, device or network, or "rules" -> reason.
-            After a failure of the rules no device is made.
+            After a failure of the rules no device is made or removed.
+
+        Raises:
+            KernelError, OSError: The state of the kernel cannot be read.
         """
         if full:
             self._done.clear()
@@ -110,6 +113,9 @@ class Applier:
 
         Returns:
             The failures as texts. Without failures the state folder is emptied too.
+
+        Raises:
+            KernelError, OSError: A dnsmasq does not end, or the devices cannot be read.
         """
         failed: dict[str, str] = {}
         self._dnsmasq.clear()
@@ -284,7 +290,12 @@ class Applier:
         return self.kernel.links(name)
 
     def _apply_nat(self, namespace: Namespace, before: set[str]) -> None:
-        """Apply a router's forwarding and NAT, and end connections to removed floating IPs."""
+        """Apply a router's forwarding and NAT, and end connections to removed floating IPs.
+
+        Args:
+            namespace: The router's namespace.
+            before: The present addresses of the devices there, with the length of their prefix.
+        """
         for name in ROUTER_SYSCTLS:
             self.kernel.sysctl(name, "1", namespace.name)
         self.kernel.nft(namespace.rules, namespace.name)
@@ -300,7 +311,13 @@ class Applier:
                         raise
 
     def _remove_others(self, desired: DesiredState, failed: dict[str, str]) -> None:
-        """Remove the agent's dnsmasq, namespaces, devices and bridges that are not desired."""
+        """Remove the agent's dnsmasq, namespaces, devices and bridges that are not desired.
+
+        Args:
+            desired: The desired state.
+            failed: The failures so far, to which this method adds its own. With a failure, removed
+                bridges stay in the state folder until the next success.
+        """
         namespace_names = {namespace.name for namespace in desired.namespaces}
         served_networks = {
             namespace.dnsmasq.network

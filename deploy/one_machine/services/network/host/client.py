@@ -53,6 +53,9 @@ class HostApiClient:
     def acknowledge(self, body: Body) -> None:
         """Report the applied revision, the failed ports and the host's attributes.
 
+        Args:
+            body: The report, as `host_api` expects it.
+
         Raises:
             OSError: There is no valid response.
         """

@@ -138,7 +138,8 @@ class GuestPort:
 class SecurityRule:
     """A rule that permits traffic.
 
-    For ICMP, ``low`` and ``high`` are type and code, otherwise ports.
+    For ICMP, ``low`` and ``high`` are type and code, otherwise ports. The other end has an address
+    in ``prefix``, or is a member of the security group with the id ``group``. None permits all.
     """
 
     ingress: bool
@@ -169,7 +170,11 @@ class RouterInterface:
 
 @dataclass(frozen=True, slots=True)
 class Router:
-    """A router that this host carries. ``floating`` has pairs of floating and fixed address."""
+    """A router that this host carries. ``floating`` has pairs of floating and fixed address.
+
+    ``external`` is the interface in the external network, ``gateway`` the next hop there. ``snat``
+    lets guests without a floating address use the router's address.
+    """
 
     id: str
     external: RouterInterface | None

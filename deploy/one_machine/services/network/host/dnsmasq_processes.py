@@ -71,10 +71,11 @@ class DnsmasqProcesses:
     def ensure(self, namespace: str, desired: DnsmasqConfig) -> None:
         """Let the dnsmasq of a namespace run with this configuration, without stale leases.
 
-        A running dnsmasq is reloaded, or restarted if that is necessary.
+        A running dnsmasq is reloaded. It is restarted if the configuration or the namespace
+        changed, if an IPv6 lease is stale, or if a stale IPv4 lease stays after its release.
 
         Raises:
-            KernelError, OSError: dnsmasq cannot be started or stopped.
+            KernelError, OSError: dnsmasq cannot be started or stopped, or dhcp_release fails.
         """
         self._folder.mkdir(exist_ok=True)
         self._folder.chmod(0o755)
@@ -201,8 +202,14 @@ class DnsmasqProcesses:
     def _release(self, namespace: str, wanted: DnsmasqConfig, leases: list[DhcpLease]) -> bool:
         """Release IPv4 leases in the guests' names.
 
+        Args:
+            namespace: The namespace of the network's dnsmasq.
+            wanted: The desired configuration, which decides about stale leases.
+            leases: The leases to release.
+
         Returns:
-            False if the file still has a stale lease after some seconds.
+            False if the file still has a stale lease after some seconds. The caller then restarts
+            dnsmasq.
 
         Raises:
             KernelError: dhcp_release fails.
@@ -270,7 +277,12 @@ def stale_leases(
 
 
 def find_reassigned(hosts: str, owners: Mapping[str, str]) -> set[str]:
-    """Return the addresses of a hosts file that belong to another MAC address now."""
+    """Return the addresses of a hosts file that belong to another MAC address now.
+
+    Args:
+        hosts: The text of the file.
+        owners: Address -> MAC address of the port. An address without a port is not returned.
+    """
     lines = [line.split(",") for line in hosts.splitlines()]
     pairs = [(word.strip("[]"), words[0]) for words in lines for word in words[2:-1]]
     return {address for address, mac in pairs if owners.get(address, mac) != mac}

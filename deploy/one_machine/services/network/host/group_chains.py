@@ -40,7 +40,8 @@ def midstream_chain(
 ) -> tuple[str, ...]:
     """Return the statements of the chain for TCP connections whose beginning is unknown.
 
-    Either end may have begun such a connection, so the rules of both directions count.
+    Either end may have begun such a connection, so the rules of both directions count. The
+    arguments are those of `group_chain`.
     """
     own_rules, other_rules = (
         [_rule(rule) for rule in _rules(side, names, groups) if rule.protocol in (None, TCP)]

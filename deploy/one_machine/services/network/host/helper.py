@@ -197,7 +197,7 @@ class HelperClient(HostPart):
         """Return a number that changes when a namespace is deleted and made again.
 
         Raises:
-            OSError: There is no such namespace.
+            OSError: The helper's last report does not contain the namespace.
         """
         if namespace not in self._namespaces:
             raise FileNotFoundError(f"the helper reported no namespace {namespace}")

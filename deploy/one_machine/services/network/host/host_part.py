@@ -63,7 +63,7 @@ class HostPart(ABC):
 
     @abstractmethod
     def save(self) -> None:
-        """Store the description for `restore` after the next start."""
+        """Store the accepted description for `restore` after the next start."""
 
     @abstractmethod
     def apply(self, full: bool = False) -> dict[str, str]:
@@ -71,6 +71,9 @@ class HostPart(ABC):
 
         Args:
             full: True to check the whole state of the kernel.
+
+        Raises:
+            KernelError, OSError: The state of the kernel cannot be read, or the helper has ended.
         """
 
     def accept(self, tree: JsonValue) -> bool:

@@ -186,7 +186,7 @@ class Kernel:
         IPv6 link-local address.
 
         Raises:
-            KernelError: The kernel refuses.
+            KernelError, OSError: The kernel refuses, or the namespace cannot be entered.
         """
 
         def change(ip: IPRoute) -> None:
@@ -203,7 +203,8 @@ class Kernel:
         """Remove a device.
 
         Raises:
-            KernelError: The device does not exist, or the kernel refuses.
+            KernelError, OSError: The device does not exist, the kernel refuses, or the namespace
+                cannot be entered.
         """
         self._netlink(lambda ip: ip.link("del", index=_index(ip, name)), namespace)
 
@@ -219,7 +220,7 @@ class Kernel:
             namespace: The namespace of the device, or None for the host's.
 
         Raises:
-            KernelError: The kernel refuses.
+            KernelError, OSError: The kernel refuses, or the namespace cannot be entered.
         """
         kept_prefixes = ("fe80:", "127.", "::1/")
         steps = [
@@ -379,6 +380,8 @@ class Kernel:
 
     def _run_inside(self, namespace: str | None, act: Callable[[], Result]) -> Result:
         """Run a function in a namespace, in a thread that enters the namespace and ends.
+
+        In the namespace of the process itself, run the function without such a thread.
 
         Raises:
             Exception: The function's own exception.

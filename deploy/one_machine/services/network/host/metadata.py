@@ -93,7 +93,7 @@ class NamespaceSockets(Protocol):
     """The source of sockets in namespaces: the kernel, or the client of a helper."""
 
     def listen(self, namespace: str, address: str, port: int) -> socket.socket:
-        """Return a listening socket.
+        """Return a TCP socket that listens at an IPv4 address in a namespace.
 
         Raises:
             OSError: The address cannot be bound.
