@@ -73,7 +73,10 @@ class Journal:
         return from_wire(Result, json.loads(row[0])) if row else None
 
     def has_begun(self, key: str) -> bool:
-        """Return True if ``begin`` or ``end`` has recorded the command, with or without result."""
+        """Return True if ``begin`` or ``end`` has recorded the command, with or without result.
+
+        False after the record was deleted (``forget_running``, or after ``KEEP_DAYS``).
+        """
         with self._lock:
             return (
                 self._db.execute("SELECT 1 FROM results WHERE key = ?", (key,)).fetchone()
@@ -108,7 +111,7 @@ class Journal:
         """Delete the results that report a server's guest as running or paused.
 
         This host has stopped the guest, so a repeated command must not be answered with these
-        results.
+        results. The command is carried out again instead.
         """
         with self._lock:
             self._db.execute(

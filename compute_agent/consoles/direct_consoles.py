@@ -117,8 +117,8 @@ class DirectConsoles:
 class _Port:
     """A port of one guest.
 
-    The port closes after ``seconds`` without a connection, if the guest cannot be reached, or by
-    ``close``.
+    The port closes after ``seconds`` without a connection, by ``close``, or if at a connection the
+    guest does not run or has no SPICE console.
     """
 
     def __init__(

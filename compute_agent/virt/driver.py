@@ -74,7 +74,13 @@ class VolumeMerge:
 
 
 class Driver(Protocol):
-    """The interface that every hypervisor implements."""
+    """The interface that every hypervisor implements.
+
+    Arguments of many methods: ``server`` is the id of the server. ``fence`` is the fence of the
+    command, which the domain's metadata gets. ``spec`` describes the guest as it will be, and
+    contains both. ``read_image`` opens an image for reading. ``volume`` is a volume with the
+    connection for this host. ``context`` takes reports of progress, and shows a cancellation.
+    """
 
     def inventory(self) -> HostInventory:
         """Return the resources of this host."""
@@ -183,7 +189,7 @@ class Driver(Protocol):
 
         A running domain with this fence has been rebooted already, and stays as it is. A domain
         that is off is started. A suspended domain loses its saved memory. For ``has`` and the
-        exceptions see ``ensure_running``. Without a lease, a running domain is not stopped.
+        exceptions see ``ensure_running``. Without a lease, an active domain is not stopped.
         """
 
     def ensure_paused(self, server: str, fence: int, context: VerbContext) -> DomainState:
@@ -234,7 +240,8 @@ class Driver(Protocol):
         the rescue.
 
         Raises:
-            VerbFailed: With the reason UNTOUCHED if the guest is unchanged.
+            VerbFailed: The guest does not exist, or the rescue failed. Then the reason is UNTOUCHED
+                if the guest is unchanged.
         """
 
     def unrescue(self, spec: GuestSpec, context: VerbContext) -> DomainState:

@@ -394,9 +394,11 @@ class _Migration:
         """Find out which host has the guest after the job has ended.
 
         Returns only if the destination has the guest. A remaining domain is removed from this host.
+        If the guest is here, a guest that ran before is resumed.
 
         Raises:
-            VerbFailed: The guest is here.
+            VerbFailed: The guest is here. After an abort, the reason of the abort is raised
+                instead, for example MigrationAborted or Cancelled.
             NoAnswer: The state does not show which host has the guest.
         """
         domain, deadline = self._libvirt.find(self._server), time.monotonic() + VANISH_SECONDS
@@ -544,7 +546,7 @@ class _Migration:
         return True
 
     def _force(self) -> None:
-        """Make the migration complete, once.
+        """Make the migration complete. After the first success, further calls have no effect.
 
         With post-copy the guest continues at the destination before all memory has arrived.
         Otherwise the guest is paused, so that no memory changes any more, and libvirt resumes the
