@@ -7,7 +7,7 @@ connection for each channel. It sends no secret, because Nova's answer to the pr
 a secret. So the address identifies the proxy, and ports are short-lived.
 
 Invariant: a port belongs to one guest. The port closes when unused for ``OFFER_SECONDS``, or when
-the guest cannot be reached. Connections from other addresses get no answer.
+the guest does not run. Connections from other addresses get no answer.
 """
 
 from __future__ import annotations

@@ -80,6 +80,9 @@ class Driver(Protocol):
     command, which the domain's metadata gets. ``spec`` describes the guest as it will be, and
     contains both. ``read_image`` opens an image for reading. ``volume`` is a volume with the
     connection for this host. ``context`` takes reports of progress, and shows a cancellation.
+
+    A guest is active if running or paused, else off. A suspended guest counts as off, unless a
+    docstring names suspended guests. A result ``DomainState`` is the state after the method.
     """
 
     def inventory(self) -> HostInventory:
@@ -319,8 +322,8 @@ class Driver(Protocol):
 
         Raises:
             VerbFailed: The guest is paused or does not release the volume within 160 seconds, its
-                bus does not support hot plug, or the server is suspended. The volume stays
-                attached.
+                bus does not support hot plug, or the server is suspended. Then the volume stays
+                attached. Or the volume was detached and cannot be disconnected.
         """
 
     def disconnect_volumes(self, server: str, fence: int) -> None:
@@ -369,7 +372,8 @@ class Driver(Protocol):
             The state of the domain, or None if the guest is not on this host.
 
         Raises:
-            VerbFailed: The guest is off and the copy was not complete, or the guest is suspended.
+            VerbFailed: The guest is off and the copy was not complete, the guest is suspended, the
+                repeated copy failed, or the old location stays connected.
         """
 
     def keep_volume(
@@ -379,6 +383,9 @@ class Driver(Protocol):
 
         Returns:
             The state of the domain, or None if the guest is not on this host.
+
+        Raises:
+            VerbFailed: The copy does not end, or the new location stays connected.
         """
 
     def snapshot_volume(
@@ -410,8 +417,9 @@ class Driver(Protocol):
         files are merged already, only the fence is recorded.
 
         Raises:
-            VerbFailed: The guest is off or lacks the volume, or the merge failed. The files are
-                unchanged or partly copied. The guest reads the same data in both cases.
+            VerbFailed: The guest is off, suspended or lacks the volume, ``merge`` does not fit the
+                files, or the merge failed. The files are unchanged or partly copied. The guest
+                reads the same data in both cases.
         """
 
     def snapshot(
