@@ -86,7 +86,7 @@ class Journal:
     def begin(self, key: str) -> None:
         """Record that a command begins, before it has an effect.
 
-        ``verbs.run`` calls this only for commands that run once, and for live migrations.
+        ``verbs.run`` calls this only for verbs with ``runs_once``, and for live migrations.
         """
         with self._lock:
             self._db.execute("INSERT OR IGNORE INTO results (key) VALUES (?)", (key,))

@@ -220,7 +220,7 @@ class Consoles:
         """Read the client's secret, then relay the session of this secret until it ends.
 
         Runs in a thread of its own. A client without a valid secret is disconnected without an
-        answer.
+        answer. ``number`` identifies the connection among those without a valid secret so far.
         """
         try:
             secret = _read_secret(peer := self._accept_tls(peer))

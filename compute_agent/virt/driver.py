@@ -231,6 +231,9 @@ class Driver(Protocol):
             runs: True to start the guest afterwards, False to leave the guest off.
             context: Context of the verb.
             keep_ephemeral: True to keep existing ephemeral disks.
+
+        Raises:
+            VerbFailed: The image cannot be used, or a disk or the domain cannot be made.
         """
 
     def rescue(
@@ -250,8 +253,11 @@ class Driver(Protocol):
     def unrescue(self, spec: GuestSpec, context: VerbContext) -> DomainState:
         """Boot from the root disk again and delete the rescue disk.
 
-        A guest that is not rescued is not stopped. It is started if off, and resumed if paused or
+        A guest that is not rescued is not stopped, only started if off, and resumed if paused or
         suspended.
+
+        Raises:
+            VerbFailed: The guest does not exist or cannot be started.
         """
 
     def attach_interface(

@@ -248,7 +248,7 @@ def _check_arrival(
 ) -> None:
     """Raise VerbFailed if it is already known that the migration cannot succeed.
 
-    A guest of an earlier attempt that is still arriving is removed first.
+    A guest with a lower fence that is still arriving, from an earlier attempt, is removed first.
     """
     if not options.port:
         raise VerbFailed(

@@ -490,7 +490,7 @@ class _Migration:
             )
 
     def _cancel(self, call: jobs.BackgroundCall | None) -> None:
-        """Abort the job of a cancelled verb, in a thread.
+        """Abort the job of a cancelled verb, in a thread. ``call`` is as in ``follow``.
 
         If the thread ends within ``CANCEL_SECONDS``, return, and the caller concludes. Otherwise
         raise Cancelled, and the thread continues to abort the job and then resumes the guest.
@@ -528,6 +528,11 @@ class _Migration:
 
     def _settle_guest(self, domain: GuestDomain, is_here: bool) -> bool:
         """Resume the guest if the failed migration left it paused and it belongs to this host.
+
+        Args:
+            domain: State of the domain on this host.
+            is_here: True if the guest is known to belong to this host. False: query the
+                destination.
 
         Returns:
             True if nothing more is to do. False if the destination does not answer which host has

@@ -77,7 +77,7 @@ class GuestVolumes:
         return self.instances / server / name.format(f".{host}" if host else "")
 
     def of(self, server: str) -> list[AttachedVolume]:
-        """Return the guest's recorded volumes. A volume that is attached comes last.
+        """Return the guest's recorded volumes. The volume attached last comes last.
 
         The list is empty without a record.
         """
