@@ -370,8 +370,9 @@ class Agent:
     def has_lease(self) -> bool:
         """Return True if a conductor answered a message of the last ``LEASE_SECONDS``.
 
-        Two answers do not count: to an exchange without a session, and to a heartbeat that there is
-        work for the host. Without a lease no guest is started.
+        Not counted are an answer to a report that has no session or comes after the begin of a
+        fencing, and an answer to a heartbeat that the conductor has work for the host. Without a
+        lease no guest is started.
         """
         return self._clock.monotonic() - self._acknowledged_at < LEASE_SECONDS
 

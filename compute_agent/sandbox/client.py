@@ -72,7 +72,8 @@ class HelperResult:
     """The end of a helper.
 
     Attributes:
-        status: Exit status. 0 means success. Negative values are signals.
+        status: Exit status. 0 means success. Negative values are signals, or -1 if the end is
+            unknown.
         why: "time" if the helper took too long and was killed, "lost" if the end is unknown, else
             "".
         output: The end of the output.

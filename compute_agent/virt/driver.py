@@ -615,7 +615,7 @@ class Driver(Protocol):
         """Check at the destination that the running guest can come here, and prepare the arrival.
 
         The preparation makes everything that the migration does not transfer. Without shared
-        storage this includes an empty disk.
+        storage this includes empty disks.
 
         Args:
             spec: The guest as it will be on this host.
@@ -654,7 +654,8 @@ class Driver(Protocol):
         Raises:
             VerbFailed: The guest is still on this host and unchanged.
             MigrationAborted: As VerbFailed, because a user aborted the migration.
-            errors.Unavailable: It is not known which host has the guest.
+            errors.Unavailable: It is not known which host has the guest, or this host has no lease
+                and has not begun the migration.
         """
 
     def finish_incoming(self, spec: GuestSpec, context: VerbContext) -> DomainState:
@@ -695,7 +696,7 @@ class Driver(Protocol):
         """
 
     def watch(self, changed: Callable[[str], None]) -> None:
-        """Call ``changed(server)`` from a thread of the driver when a domain changes state.
+        """Call ``changed(server)`` when a domain changes state, from any thread and without locks.
 
         Calls without a change are possible.
         """
