@@ -492,6 +492,7 @@ class Driver(Protocol):
 
         Raises:
             VerbFailed: The server is suspended or has no guest here.
+            errors.Forbidden: A later command has raised the guest's fence.
         """
 
     def parts(self, server: str, secret: str) -> list[Part]:
@@ -696,9 +697,9 @@ class Driver(Protocol):
         """
 
     def watch(self, changed: Callable[[str], None]) -> None:
-        """Call ``changed(server)`` when a domain changes state, from any thread and without locks.
+        """Call ``changed(server)`` when a domain changes state.
 
-        Calls without a change are possible.
+        Any thread may call, but holds no lock of the driver. Calls without a change are possible.
         """
 
     def close(self) -> None:
