@@ -207,6 +207,10 @@ def _open_on_previous_port(
     Because the port stays the same, another host can resume its copy of files of this host after
     a restart.
 
+    Args:
+        listen: Opens the service on a port, 0 for any free port.
+        port_file: File with the port of the last start.
+
     Raises:
         OSError: No port can be opened, or ``port_file`` cannot be written.
     """

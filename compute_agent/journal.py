@@ -73,7 +73,10 @@ class Journal:
         return from_wire(Result, json.loads(row[0])) if row else None
 
     def has_begun(self, key: str) -> bool:
-        """Return True if ``begin`` or ``end`` has recorded the command, with or without result."""
+        """Return True if ``begin`` or ``end`` has recorded the command, with or without result.
+
+        False after the record was deleted (``forget_running``, or after ``KEEP_DAYS``).
+        """
         with self._lock:
             return (
                 self._db.execute("SELECT 1 FROM results WHERE key = ?", (key,)).fetchone()
@@ -83,7 +86,7 @@ class Journal:
     def begin(self, key: str) -> None:
         """Record that a command begins, before it has an effect.
 
-        ``verbs.run`` calls this only for commands that run once, and for live migrations.
+        ``verbs.run`` calls this only for verbs with ``runs_once``, and for live migrations.
         """
         with self._lock:
             self._db.execute("INSERT OR IGNORE INTO results (key) VALUES (?)", (key,))
@@ -108,7 +111,7 @@ class Journal:
         """Delete the results that report a server's guest as running or paused.
 
         This host has stopped the guest, so a repeated command must not be answered with these
-        results.
+        results. The command is carried out again instead.
         """
         with self._lock:
             self._db.execute(

@@ -39,7 +39,10 @@ class Prefetch:
         self._closed = False
 
     def add(self, images: Iterable[ImageRef], access: Access) -> None:
-        """Add images to the queue. An image that waits already gets the newer access."""
+        """Add images to the queue. An image that waits already gets the newer access.
+
+        An image whose download runs is not downloaded again.
+        """
         with self._changed:
             self._waiting |= {image.id: (image, access) for image in images}
             self._changed.notify()

@@ -159,8 +159,9 @@ class AgentProcess:
     def carry_out(self) -> None:
         """Loop of a worker: power off guests that must not run here, then carry out commands.
 
-        Commands that wait for their guest get a thread of their own. The loop ends with the
-        process, or when another worker has replaced this one because its command hung.
+        Commands that wait for their guest (``Verb.waits_for_guest``) get a thread of their own. The
+        loop ends after ``close``, or when another worker has replaced this one because its command
+        hung.
         """
         replaced = False
         while not self._stop.is_set() and not replaced:
@@ -188,7 +189,8 @@ class AgentProcess:
     def _replace_workers(self) -> None:
         """Log commands that have begun to hang, and start a new worker for each of their workers.
 
-        The hanging thread remains, and ends when its command ends.
+        The hanging thread remains, and ends when its command ends. Commands that wait for their
+        guest occupy no worker and get no new worker.
         """
         with self._lock:
             hanging_work = self._agent.take_hanging()
@@ -427,7 +429,10 @@ class AgentProcess:
         self._exchange_now.set()
 
     def repeat(self, name: str, look: Callable[[], None], seconds: float) -> None:
-        """Start a thread that calls ``look`` at once and then every ``seconds`` seconds."""
+        """Start a thread that calls ``look`` at once and then every ``seconds``, until ``close``.
+
+        An exception of ``look`` ends the thread.
+        """
 
         def loop() -> None:
             look()
@@ -448,8 +453,8 @@ class AgentProcess:
         Conductors send the commands again to the next agent, which joins running migrations.
 
         Returns:
-            The threads that did not end within ``CLOSE_TIMEOUT_SECONDS``, for example because their
-            commands hang.
+            The threads that did not end within ``CLOSE_TIMEOUT_SECONDS``, because their commands
+            hang or migrate a guest.
         """
         self._stop.set()
         self._exchange_now.set()

@@ -169,9 +169,10 @@ class Agent:
     def accept(self, commands: Iterable[Command]) -> None:
         """Queue commands for ``take``, and report again the results that the journal contains.
 
-        A control of a live migration is applied at once. A command that is in hand or has an
-        unacknowledged result is ignored. Commands of another session are dropped. Commands that are
-        unknown, malformed, or have an older fence are refused, which the next exchange reports.
+        A control of a live migration is applied at once. A higher fence cancels the server's
+        commands with lower fences. A command that is in hand or has an unacknowledged result is
+        ignored. Commands of another session are dropped. Commands that are unknown, malformed, or
+        have an older fence are refused, which the next exchange reports.
         """
         for command in commands:
             if command.session != self.session:
@@ -278,10 +279,11 @@ class Agent:
         self._results[key] = Result(key, command.server, command.fence, ResultStatus.DONE, data)
 
     def take(self) -> Work | None:
-        """Return the next command to run, or None. At most one command runs for each server.
+        """Return the next command and mark the command as running, or return None without one.
 
-        Cancelled commands are dropped, and so are commands that need a lease which has lapsed since
-        they were sent. A command waits while its pools are full, and others may overtake it. A
+        At most one command runs for each server. The caller must call ``record_result``. Cancelled
+        commands are dropped, and so are commands that need a lease which has lapsed since they were
+        sent. A command waits while one of its pools is full, and others may overtake it. A
         migration that an earlier agent has begun does not wait for its pool. No guest is started
         before all guests that must not run here are off.
         """
@@ -340,8 +342,9 @@ class Agent:
     def take_stop(self) -> str | None:
         """Return a server whose domain must be powered off now, or None.
 
-        The caller must call ``record_stop`` afterwards. A server with a running command that starts
-        its guest is not returned before the command has ended.
+        These are the servers that the last registration named. The caller powers the domain off and
+        then calls ``record_stop``. Until then the server is not returned again. A server with a
+        running command that starts its guest is not returned before the command has ended.
         """
         starting = {
             work.command.server
@@ -367,12 +370,16 @@ class Agent:
     def has_lease(self) -> bool:
         """Return True if a conductor answered a message of the last ``LEASE_SECONDS``.
 
-        Without a lease no guest is started.
+        Not counted are an answer to a report that has no session or comes after the begin of a
+        fencing, and an answer to a heartbeat that the conductor has work for the host. Without a
+        lease no guest is started.
         """
         return self._clock.monotonic() - self._acknowledged_at < LEASE_SECONDS
 
     def silence(self) -> float:
         """Return the seconds since the last message that a conductor answered.
+
+        ``has_lease`` states which answers do not count.
 
         Returns:
             -1 without a session, for example before the first answer.
@@ -453,8 +460,8 @@ class Agent:
         """Record inventory, metrics, and the servers of which the host has files and no domain.
 
         Inventory and files are reported if they differ from those that a conductor has acknowledged
-        last. Metrics are reported with the next exchange only. Files of servers with a command in
-        hand or an unacknowledged result count as in use and are left out.
+        last. Metrics are reported with the next exchange, even if equal. Files of servers with a
+        command in hand or an unacknowledged result count as in use and are left out.
 
         Args:
             inventory: The present inventory.
@@ -501,7 +508,8 @@ class Agent:
     def is_look_due(self) -> bool:
         """Return True if domains must be read again before the next heartbeat, for its digest.
 
-        False if the next exchange reports all domains anyway.
+        This is so a minute after the last reading. False if an exchange that reports all domains
+        must come next, for example a registration.
         """
         return (
             self._looked_at is not None

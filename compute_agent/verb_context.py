@@ -21,7 +21,9 @@ MAX_ERROR_CHARS, MAX_DETAILS_CHARS = 1000, 2000
 
 
 class VerbFailed(Exception):
-    """A definite failure: the verb had no effect, and a guest that it should start does not run.
+    """A definite failure: the verb ended, and a guest that it should start does not run.
+
+    ``Driver`` names the exceptions, and what a failed verb may have changed.
 
     Attributes:
         details: Text for the operator. ``str()`` is the text for the tenant.
@@ -152,7 +154,9 @@ class Peer(Protocol):
         """
 
     def read(self, name: str) -> Iterator[tuple[int, bytes]]:
-        """Yield (offset, data) in rising order, at most 1 MiB each. Gaps are holes.
+        """Yield (offset, data) of a file in rising order, at most 1 MiB each. Gaps are holes.
+
+        ``name`` is the name of the file in ``parts``. Empty data is a sign of life of the host.
 
         Raises:
             VerbFailed: The host does not offer the file, or the data differs from the data that the

@@ -225,7 +225,13 @@ def _peer(tools: Tools, server: str, verb: Prepare | Receive) -> Peer | None:
 
 
 def nothing(verb: str, step: str, where: str) -> None:
-    """Do nothing. This is the fault point of ``run`` outside of tests."""
+    """Do nothing. This is the fault point of ``run`` outside of tests.
+
+    Args:
+        verb: Name of the verb.
+        step: Label of the step in the command's key.
+        where: "before" or "after" the effect.
+    """
 
 
 def run(

@@ -52,7 +52,7 @@ SECRET_BYTES = 43
 
 @dataclass(slots=True, eq=False)
 class Session:
-    """A console that is open, or that was offered (``peer`` None) until the deadline."""
+    """A console: open with the client ``peer``, or offered until ``deadline`` (``peer`` None)."""
 
     server: str
     kind: str
@@ -129,13 +129,16 @@ class Consoles:
     def offer(self, server: str, kind: str) -> JsonObject:
         """Open a guest's console, and return the address to which a client may connect.
 
+        A present session or offer of the server's serial port ends if ``kind`` is SERIAL.
+
         Args:
             server: Id of the server.
             kind: An entry of ``KINDS``, or ``DIRECT``.
 
         Returns:
-            host, port and the secret for one connection, valid for ``OFFER_SECONDS``. For a direct
-            console host, port and tls_port, as from ``DirectConsoles.offer``.
+            host, port and the secret for one connection, valid for the ``seconds`` of this
+            listener. For a direct console host, port and tls_port, as from
+            ``DirectConsoles.offer``.
 
         Raises:
             BadRequest: This host does not offer consoles of this kind, or ``DIRECT`` without
@@ -162,7 +165,7 @@ class Consoles:
         return {"host": self._host, "port": self._port, "secret": session.secret}
 
     def _make_room(self, server: str, kind: str) -> None:
-        """End expired offers, and if ``kind`` is SERIAL the session of the server's serial port.
+        """End expired offers, and if ``kind`` is SERIAL the server's serial session or offer.
 
         Raises:
             Unavailable: Too many consoles are open.
@@ -217,7 +220,7 @@ class Consoles:
         """Read the client's secret, then relay the session of this secret until it ends.
 
         Runs in a thread of its own. A client without a valid secret is disconnected without an
-        answer.
+        answer. ``number`` identifies the connection among those without a valid secret so far.
         """
         try:
             secret = _read_secret(peer := self._accept_tls(peer))

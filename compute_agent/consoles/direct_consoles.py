@@ -7,7 +7,7 @@ connection for each channel. It sends no secret, because Nova's answer to the pr
 a secret. So the address identifies the proxy, and ports are short-lived.
 
 Invariant: a port belongs to one guest. The port closes when unused for ``OFFER_SECONDS``, or when
-the guest cannot be reached. Connections from other addresses get no answer.
+the guest does not run. Connections from other addresses get no answer.
 """
 
 from __future__ import annotations
@@ -117,8 +117,8 @@ class DirectConsoles:
 class _Port:
     """A port of one guest.
 
-    The port closes after ``seconds`` without a connection, if the guest cannot be reached, or by
-    ``close``.
+    The port closes after ``seconds`` without a connection, by ``close``, or if at a connection the
+    guest does not run or has no SPICE console.
     """
 
     def __init__(

@@ -51,7 +51,10 @@ def shut(side: Side) -> None:
 
 
 def stay_alive(peer: Side) -> None:
-    """Send small messages at once, and detect a vanished peer after a minute of silence."""
+    """Set options of the connection, so that a vanished peer ends it after a minute of silence.
+
+    The connection also sends small messages without a delay.
+    """
     for level, option, value in (
         (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
         (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),

@@ -141,7 +141,7 @@ def _ip(*arguments: str) -> str:
 
 
 def _read(connection: socket.socket, most: int) -> bytes:
-    """Read until the other side ends, up to about ``most`` bytes."""
+    """Read until the other side ends, or until more than ``most`` bytes have arrived."""
     data = b""
     while len(data) <= most and (piece := connection.recv(most)):
         data += piece

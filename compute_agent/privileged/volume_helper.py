@@ -344,7 +344,10 @@ def _serve_one(caller: socket.socket, brick: Brick) -> None:
 
 
 def _read(connection: socket.socket) -> bytes:
-    """Read until the other side ends, or until more than ``MOST_BYTES`` have arrived."""
+    """Read until the other side ends, or until more than ``MOST_BYTES`` have arrived.
+
+    The result has at most twice as many bytes.
+    """
     data = b""
     while len(data) <= MOST_BYTES and (piece := connection.recv(MOST_BYTES)):
         data += piece

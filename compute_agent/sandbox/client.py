@@ -72,7 +72,8 @@ class HelperResult:
     """The end of a helper.
 
     Attributes:
-        status: Exit status. 0 means success. Negative values are signals.
+        status: Exit status. 0 means success. Negative values are signals, or -1 if the end is
+            unknown.
         why: "time" if the helper took too long and was killed, "lost" if the end is unknown, else
             "".
         output: The end of the output.
@@ -206,6 +207,14 @@ class Helpers:
 
         The end is unknown if the process that watches the helper was killed. If the end is unknown
         twice, the result has ``why`` "lost". Every request can be repeated.
+
+        Args:
+            order: The function or program of the request, and its arguments, as JSON.
+            files: Descriptors of the helper's files.
+            user: (user id, group id) of the helper, or None for this process's user.
+            limits: Limits of the helper.
+            context: Context of the verb, or None.
+            on_output: Called with each piece of the output, or None.
         """
         for _ in range(2):
             result = self._try(order, files, user, limits, context, on_output)

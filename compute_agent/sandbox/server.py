@@ -79,6 +79,10 @@ def _watch(message: bytes, files: list[int]) -> None:
     """Start the helper of a request, kill it if necessary, and report the end to the requester.
 
     There is no report if the requester has closed the socket.
+
+    Args:
+        message: The request as JSON.
+        files: Descriptors of the requester's socket, of the output, and of the helper's files.
     """
     order = json.loads(message)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -107,6 +111,11 @@ def _watch(message: bytes, files: list[int]) -> None:
 
 def _await_end(helper: int, requester: socket.socket, until: float) -> str:
     """Wait for the end of a helper.
+
+    Args:
+        helper: Descriptor of the helper's process (pidfd).
+        requester: The requester's socket.
+        until: Monotonic time of the timeout.
 
     Returns:
         "" if the helper has ended, "time" after the timeout, or "left" if the requester has closed

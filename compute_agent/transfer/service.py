@@ -141,7 +141,10 @@ class TransferService:
             ).start()
 
     def _serve(self, connection: socket.socket, peer: str, number: int) -> None:
-        """Serve one connection. Runs in a thread."""
+        """Serve one connection. Runs in a thread.
+
+        ``number`` identifies the connection among those without a valid secret so far.
+        """
         with contextlib.ExitStack() as stranger:
             stranger.callback(self._unproved.remove, number)
             try:

@@ -29,7 +29,7 @@ class DownloadLimit:
 
     @contextmanager
     def one(self, context: VerbContext) -> Iterator[None]:
-        """Wait until fewer downloads than the limit run, and count one until the ``with`` ends.
+        """Wait until fewer downloads than the limit run. The ``with`` block counts as a download.
 
         Raises:
             Cancelled: The command was cancelled while waiting.

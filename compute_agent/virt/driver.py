@@ -74,7 +74,16 @@ class VolumeMerge:
 
 
 class Driver(Protocol):
-    """The interface that every hypervisor implements."""
+    """The interface that every hypervisor implements.
+
+    Arguments of many methods: ``server`` is the id of the server. ``fence`` is the fence of the
+    command, which the domain's metadata gets. ``spec`` describes the guest as it will be, and
+    contains both. ``read_image`` opens an image for reading. ``volume`` is a volume with the
+    connection for this host. ``context`` takes reports of progress, and shows a cancellation.
+
+    A guest is active if running or paused, else off. A suspended guest counts as off, unless a
+    docstring names suspended guests. A result ``DomainState`` is the state after the method.
+    """
 
     def inventory(self) -> HostInventory:
         """Return the resources of this host."""
@@ -183,7 +192,7 @@ class Driver(Protocol):
 
         A running domain with this fence has been rebooted already, and stays as it is. A domain
         that is off is started. A suspended domain loses its saved memory. For ``has`` and the
-        exceptions see ``ensure_running``. Without a lease, a running domain is not stopped.
+        exceptions see ``ensure_running``. Without a lease, an active domain is not stopped.
         """
 
     def ensure_paused(self, server: str, fence: int, context: VerbContext) -> DomainState:
@@ -222,6 +231,9 @@ class Driver(Protocol):
             runs: True to start the guest afterwards, False to leave the guest off.
             context: Context of the verb.
             keep_ephemeral: True to keep existing ephemeral disks.
+
+        Raises:
+            VerbFailed: The image cannot be used, or a disk or the domain cannot be made.
         """
 
     def rescue(
@@ -234,14 +246,18 @@ class Driver(Protocol):
         the rescue.
 
         Raises:
-            VerbFailed: With the reason UNTOUCHED if the guest is unchanged.
+            VerbFailed: The guest does not exist, or the rescue failed. Then the reason is UNTOUCHED
+                if the guest is unchanged.
         """
 
     def unrescue(self, spec: GuestSpec, context: VerbContext) -> DomainState:
         """Boot from the root disk again and delete the rescue disk.
 
-        A guest that is not rescued is not stopped. It is started if off, and resumed if paused or
+        A guest that is not rescued is not stopped, only started if off, and resumed if paused or
         suspended.
+
+        Raises:
+            VerbFailed: The guest does not exist or cannot be started.
         """
 
     def attach_interface(
@@ -312,8 +328,8 @@ class Driver(Protocol):
 
         Raises:
             VerbFailed: The guest is paused or does not release the volume within 160 seconds, its
-                bus does not support hot plug, or the server is suspended. The volume stays
-                attached.
+                bus does not support hot plug, or the server is suspended. Then the volume stays
+                attached. Or the volume was detached and cannot be disconnected.
         """
 
     def disconnect_volumes(self, server: str, fence: int) -> None:
@@ -362,7 +378,8 @@ class Driver(Protocol):
             The state of the domain, or None if the guest is not on this host.
 
         Raises:
-            VerbFailed: The guest is off and the copy was not complete, or the guest is suspended.
+            VerbFailed: The guest is off and the copy was not complete, the guest is suspended, the
+                repeated copy failed, or the old location stays connected.
         """
 
     def keep_volume(
@@ -372,6 +389,9 @@ class Driver(Protocol):
 
         Returns:
             The state of the domain, or None if the guest is not on this host.
+
+        Raises:
+            VerbFailed: The copy does not end, or the new location stays connected.
         """
 
     def snapshot_volume(
@@ -403,8 +423,9 @@ class Driver(Protocol):
         files are merged already, only the fence is recorded.
 
         Raises:
-            VerbFailed: The guest is off or lacks the volume, or the merge failed. The files are
-                unchanged or partly copied. The guest reads the same data in both cases.
+            VerbFailed: The guest is off, suspended or lacks the volume, ``merge`` does not fit the
+                files, or the merge failed. The files are unchanged or partly copied. The guest
+                reads the same data in both cases.
         """
 
     def snapshot(
@@ -471,6 +492,7 @@ class Driver(Protocol):
 
         Raises:
             VerbFailed: The server is suspended or has no guest here.
+            errors.Forbidden: A later command has raised the guest's fence.
         """
 
     def parts(self, server: str, secret: str) -> list[Part]:
@@ -594,7 +616,7 @@ class Driver(Protocol):
         """Check at the destination that the running guest can come here, and prepare the arrival.
 
         The preparation makes everything that the migration does not transfer. Without shared
-        storage this includes an empty disk.
+        storage this includes empty disks.
 
         Args:
             spec: The guest as it will be on this host.
@@ -633,7 +655,8 @@ class Driver(Protocol):
         Raises:
             VerbFailed: The guest is still on this host and unchanged.
             MigrationAborted: As VerbFailed, because a user aborted the migration.
-            errors.Unavailable: It is not known which host has the guest.
+            errors.Unavailable: It is not known which host has the guest, or this host has no lease
+                and has not begun the migration.
         """
 
     def finish_incoming(self, spec: GuestSpec, context: VerbContext) -> DomainState:
@@ -674,9 +697,9 @@ class Driver(Protocol):
         """
 
     def watch(self, changed: Callable[[str], None]) -> None:
-        """Call ``changed(server)`` from a thread of the driver when a domain changes state.
+        """Call ``changed(server)`` when a domain changes state.
 
-        Calls without a change are possible.
+        Any thread may call, but holds no lock of the driver. Calls without a change are possible.
         """
 
     def close(self) -> None:

@@ -139,7 +139,7 @@ def boots_from_volume(volumes: Iterable[AttachedVolume]) -> bool:
 
 
 def image_of(spec: GuestSpec) -> ImageRef | None:
-    """Return the image of the root disk, or None if a volume replaces this disk."""
+    """Return the image of the root disk. None without an image, or if a volume is the root disk."""
     return None if boots_from_volume(spec.volumes) else spec.image
 
 

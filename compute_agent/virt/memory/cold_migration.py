@@ -138,7 +138,8 @@ def receive(
 ) -> JsonObject:
     """Store the guest's files on this host, once for this fence.
 
-    With ``peer`` None the files come from shared storage, and no bytes are copied.
+    With ``peer`` None the files come from shared storage, and no bytes are copied. The same
+    is true if the files were received under this fence before.
 
     Returns:
         {"bytes": number of bytes copied}.
@@ -230,7 +231,9 @@ def lay_down(host: MemoryHost, spec: GuestSpec, guest: MemoryGuest) -> None:
 
 
 def install(host: MemoryHost, spec: GuestSpec, runs: bool, context: VerbContext) -> DomainState:
-    """Make a guest of the files on this host, and start the guest if ``runs``.
+    """Make a guest of the files on this host, and start the guest if ``runs``, else power it off.
+
+    An active guest with the fence of ``spec`` is not defined anew.
 
     Raises:
         VerbFailed: The guest is active under another fence, or this host has no files of the guest.

@@ -44,7 +44,14 @@ def rebuild(
     context: VerbContext,
     keep_ephemeral: bool,
 ) -> DomainState:
-    """Replace the guest by one with new disks, once for this fence, and start it if ``runs``."""
+    """Replace the guest's disks by new disks, once for this fence, and start the guest if ``runs``.
+
+    A missing guest is made. Without ``runs`` a guest that was rebuilt under this fence is not
+    changed.
+
+    Raises:
+        VerbFailed: The image cannot be used, or a volume or an interface is not supported.
+    """
     guest = host.guests.get(spec.server)
     if guest is None or guest.made != spec.fence:
         plugs(spec.interfaces)
@@ -97,7 +104,8 @@ def rescue(
     """Boot the guest from a disk made from ``image``, once for this fence.
 
     Raises:
-        VerbFailed: With the reason UNTOUCHED if the guest is unchanged.
+        VerbFailed: The guest does not exist, or the rescue failed. Then the reason is UNTOUCHED if
+            the guest is unchanged.
     """
     guest = host.guest(spec.server)
     if guest.rescue != spec.fence:

@@ -39,13 +39,18 @@ def prepare(
     cpu: JsonObject,
     context: VerbContext,
 ) -> JsonObject:
-    """Prepare this host for the arrival of a running guest, once for this fence.
+    """Prepare this host for the arrival of a running guest.
+
+    A call after the guest has arrived under this fence changes nothing. For the arguments see
+    ``Driver.prepare_incoming``.
 
     Returns:
         The URI and the address of this host, for the source.
 
     Raises:
-        VerbFailed: The host lacks CPU features, hardware or space, or the shared files.
+        VerbFailed: The host lacks CPU features, hardware or space, or the shared files, or the
+            server's guest is active on this host.
+        Unavailable: This host may not start guests now.
     """
     cold_migration.refuse_impossible(host, spec)
     if missing_features := _lacking(host.size.cpu_info, cpu):

@@ -147,7 +147,7 @@ def reboot(
 ) -> DomainState:
     """Restart the guest once for this fence. A running guest with this fence is not changed.
 
-    Without a lease, a running guest is not stopped.
+    Without a lease, an active guest is not stopped.
     """
     guest = host.guest(server)
     if (guest.power_state, guest.fence) != (RUNNING, fence):

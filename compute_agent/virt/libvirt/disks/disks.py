@@ -151,8 +151,13 @@ def take_in(disk: Disk, image: CachedImage | None, root_gb: int) -> None:
     The header is inspected before any program opens the file. Then the disk is grown to ``root_gb``
     GiB, unless larger already. The disk keeps its temporary name until ``adopt``. Repeatable.
 
+    Args:
+        disk: The disk, with this host's backing file.
+        image: The image of this backing file, or None for a disk without a backing file.
+        root_gb: Minimum size in GiB.
+
     Raises:
-        VerbFailed: The header is malformed or names another backing file.
+        VerbFailed: The header or a table is malformed, or the header names another backing file.
     """
     _link_base(disk, image)
     part = aside(disk.path)

@@ -227,7 +227,14 @@ def _inspect_once(
 ) -> int:
     """Return the virtual size of the content in bytes.
 
-    Content that was accepted once is not inspected again by this process.
+    Content that was accepted once is not inspected again by this process, except for the size.
+
+    Args:
+        path: Path of the complete image.
+        content: Name of the content, from ``backing_files.content_name``.
+        declared: Format by the image service.
+        max_bytes: Limit of the virtual size. 0: no limit.
+        context: Context of the verb.
 
     Raises:
         VerbFailed: The image cannot be used, or is larger than ``max_bytes``.

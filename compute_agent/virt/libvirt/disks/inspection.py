@@ -52,7 +52,7 @@ class InspectionCache:
 
 
 def inspect_beginning(part: Path, declared: str, context: VerbContext) -> int | None:
-    """Inspect the beginning of an image.
+    """Inspect the beginning of an image. ``declared`` is the format by the image service.
 
     Returns:
         The virtual size in bytes, or None if more data is needed.
@@ -66,6 +66,8 @@ def inspect_beginning(part: Path, declared: str, context: VerbContext) -> int | 
 
 def inspect_whole(path: Path, declared: str, context: VerbContext) -> int:
     """Inspect a complete image, and return the virtual size in bytes.
+
+    ``declared`` is the format by the image service.
 
     Raises:
         VerbFailed: The image cannot be used, or the inspection failed.
@@ -127,6 +129,7 @@ def _inspect(
 
     Raises:
         VerbFailed: The helper exceeded a limit, failed, or returned an invalid report.
+        Cancelled: The verb was cancelled.
         OSError: The file cannot be opened.
     """
     helpers = client.helpers()

@@ -33,7 +33,7 @@ def image(file: int, whole: bool) -> JsonObject:
     Returns:
         ``formats``: possible formats, sorted, or [] if more data is needed. ``unsafe``: the reason
         not to use the image, or "". ``virtual_size``: bytes that a guest would see, 0 for an unsafe
-        qcow2 image.
+        qcow2 image, and the length of the file for all other formats.
     """
     inspectors = format_inspector.InspectWrapper(cast("IO[bytes]", _read_pieces(file)))
     size, head = 0, b""

@@ -225,7 +225,11 @@ def _parse_extensions(head: bytes, at: int, end: int) -> dict[int, bytes]:
 
 
 def _check_table(name: str, at: int, size: int, max_bytes: int, cluster: int, length: int) -> None:
-    """Raise ValueError unless the table is aligned to a cluster, in the file, and not too large."""
+    """Raise ValueError unless the table is aligned to a cluster, in the file, and not too large.
+
+    All numbers are bytes: the table's offset ``at`` and size, the size of a ``cluster``, and the
+    ``length`` of the file.
+    """
     if size > max_bytes:
         raise ValueError(f"{name}: the table of {size} bytes is larger than {max_bytes} bytes")
     if at % cluster or at > MAX_OFFSET or (size and not cluster <= at <= length - size):
@@ -235,7 +239,17 @@ def _check_table(name: str, at: int, size: int, max_bytes: int, cluster: int, le
 def _check_entries(
     file: int, name: str, at: int, count: int, reserved: int, cluster: int, length: int
 ) -> None:
-    """Raise ValueError unless each entry of a table is empty or points to a cluster of the file."""
+    """Raise ValueError unless each entry of a table is empty or points to a cluster of the file.
+
+    Args:
+        file: Descriptor of the file.
+        name: Name of the table for the error.
+        at: Offset of the table in bytes.
+        count: Number of entries.
+        reserved: The bits of an entry that must be 0.
+        cluster: Size of a cluster in bytes.
+        length: Length of the file in bytes.
+    """
     for start in range(0, count * 8, PIECE_BYTES):
         piece = os.pread(file, min(PIECE_BYTES, count * 8 - start), at + start)
         for number, (entry,) in enumerate(

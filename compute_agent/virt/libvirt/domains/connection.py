@@ -270,6 +270,9 @@ class Connection:
     def attach(self, server: str, interface: str, flags: int) -> None:
         """Attach an interface to the running domain, the stored definition, or both.
 
+        Missing bridges are made first, if this host makes bridges. Without a domain nothing
+        happens.
+
         Args:
             server: Id of the server.
             interface: libvirt's XML of the interface.
@@ -368,7 +371,8 @@ class Connection:
     def mark(self, server: str, **changed: Any) -> None:  # noqa: ANN401 - fields of DomainMetadata
         """Change fields of Kilonova's metadata in the stored definition and in the active domain.
 
-        Without a domain nothing happens.
+        ``changed`` contains new values by field of ``DomainMetadata``. Without a domain nothing
+        happens.
         """
 
         def write(domain: Domain) -> None:

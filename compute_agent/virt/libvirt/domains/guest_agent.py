@@ -79,7 +79,7 @@ def freeze(libvirt: Connection, server: str) -> bool:
 
     Returns:
         True if they are frozen. False if the guest does not run, no agent answers, or the freeze
-        failed. Then the file systems are not frozen.
+        failed. Then the file systems are not frozen, unless the log says that the thaw failed.
 
     Raises:
         VerbFailed: The server has no domain.

@@ -67,7 +67,7 @@ def start(
 ) -> DomainState:
     """Start the domain under this fence. A paused domain is resumed, a saved one restored.
 
-    The disks of a domain that is off are verified before the start. An active domain only gets the
+    The disks of a domain that is off are verified before the start. A running domain only gets the
     fence. With ``paused`` a domain that is off starts with stopped CPUs, and a paused domain is not
     resumed. The CPUs of a restored domain run, even with ``paused``.
 

@@ -44,7 +44,8 @@ def unplug(
         seconds: The time limit.
 
     Raises:
-        VerbFailed: The error from ``held``. The guest is paused or did not release the device.
+        VerbFailed: The error from ``changeable``, or the error from ``held`` if the guest is paused
+            or did not release the device.
         Cancelled: The verb was cancelled while waiting.
     """
     deadline, request_at, refusal = time.monotonic() + seconds, 0.0, ""

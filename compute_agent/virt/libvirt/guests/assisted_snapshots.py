@@ -69,7 +69,8 @@ class AssistedSnapshots:
 
         Raises:
             VerbFailed: The guest is suspended or does not have the volume, the volume is not a
-                file, or the new file is not based on the present file. The guest is as before.
+                file, the new file is not based on the present file, or libvirt refuses. The guest
+                is as before.
             Cancelled: The verb was cancelled before anything was changed.
         """
         context.phase(CommandPhase.SNAPSHOTTING_VOLUME)
@@ -134,8 +135,9 @@ class AssistedSnapshots:
         merged already, only the fence is recorded.
 
         Raises:
-            VerbFailed: The guest is off or suspended, the files do not fit ``merge``, or the merge
-                failed. The files are as before or partly copied. The guest's data is the same.
+            VerbFailed: The guest is off or suspended or lacks the volume, the files do not fit
+                ``merge``, or the merge failed. The files are as before or partly copied. The
+                guest's data is the same.
             Cancelled: The verb was cancelled, and the block job was aborted.
         """
         context.phase(CommandPhase.MERGING_VOLUME, 0)

@@ -155,8 +155,9 @@ class LibvirtGuests:
     def make(self, spec: GuestSpec, read_image: ImageReader, context: VerbContext) -> DomainState:
         """Make and start the server's guest. Existing disks are kept.
 
-        An active or suspended guest is not defined anew. An active guest gets exactly the
-        interfaces of ``spec``. A suspended guest loses shares that ``spec`` does not contain.
+        An active or suspended guest is not defined anew. A paused guest is resumed, unless
+        ``spec.paused``. An active guest gets exactly the interfaces of ``spec``. A suspended guest
+        loses shares that ``spec`` does not contain.
 
         Raises:
             VerbFailed: The guest could not be made, or is paused or suspended with a volume that
@@ -171,6 +172,9 @@ class LibvirtGuests:
 
     def install(self, spec: GuestSpec, runs: bool, context: VerbContext) -> DomainState:
         """Define the domain with the files that are here, and start the guest if ``runs``.
+
+        Saved memory is dropped. A guest that is active with the fence of ``spec`` is not defined
+        anew and not stopped.
 
         Raises:
             VerbFailed: The guest does not run. Exceptions: a guest that is active with another
@@ -235,7 +239,7 @@ class LibvirtGuests:
         Raises:
             VerbFailed: The image cannot be used, or a disk or the domain cannot be made. The guest
                 keeps the old disks if a new disk could not be made.
-            Cancelled: The verb was cancelled before the guest was stopped.
+            Cancelled: The verb was cancelled, before the guest was stopped or before the start.
         """
         folder = self.folder(spec.server)
         domain = self._libvirt.find(spec.server)
@@ -289,8 +293,9 @@ class LibvirtGuests:
         stopped, and only started or resumed.
 
         Raises:
-            VerbFailed: With the reason UNTOUCHED if the guest is unchanged.
-            Cancelled: The verb was cancelled before the guest was stopped.
+            VerbFailed: The guest does not exist, or the rescue failed. Then the reason is UNTOUCHED
+                if the guest is unchanged.
+            Cancelled: The verb was cancelled, before the guest was stopped or before the start.
         """
         folder = self.folder(spec.server)
         marks = power.find(self._libvirt, spec.server).marks
@@ -474,7 +479,7 @@ class LibvirtGuests:
         The caller renames the disk with ``disks.adopt``.
 
         Raises:
-            Cancelled: The verb was cancelled. Callers cannot be cancelled later.
+            Cancelled: The verb was cancelled. The caller has not stopped the guest yet.
         """
         cached = self._fetch_image(spec, image, read_image, context)
         context.phase(CommandPhase.MAKING_DISKS)

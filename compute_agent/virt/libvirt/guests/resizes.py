@@ -30,8 +30,8 @@ def resize(
     its disks are not changed.
 
     Raises:
-        VerbFailed: The guest is active with another fence, the host cannot make the new hardware,
-            or there is no space for the copies.
+        VerbFailed: The guest does not exist or is active with another fence, the host cannot make
+            the new hardware, or a disk cannot be copied or grown.
     """
     if power.find(libvirt, spec.server).fence != spec.fence:
         power.refuse_active(libvirt, spec.server)

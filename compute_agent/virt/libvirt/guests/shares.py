@@ -77,7 +77,7 @@ class GuestShares:
         return power.state(power.find(libvirt, server))
 
     def detach(self, libvirt: Connection, server: str, fence: int, share_id: str) -> None:
-        """Unmount the share and remove it from the guest, if the guest exists.
+        """Unmount the share. If the guest exists, remove the share from record and definition.
 
         Raises:
             VerbFailed: The guest is active.

@@ -82,8 +82,8 @@ def withdraw(folder: Path) -> None:
 def parts(libvirt: Connection, folder: Path, server: str, secret: str) -> list[Part]:
     """Return the parts that a host with the secret may read.
 
-    Of an active guest these are the config drive and the backing file. A part that is lost has the
-    size 0.
+    Of an active guest these are the config drive and the backing file. A lost ephemeral disk or
+    backing file has the size 0. A lost root disk or config drive is left out.
 
     Raises:
         Forbidden: There is no valid offer under this secret.
@@ -117,7 +117,7 @@ def read_part(
     Raises:
         NotFound: There is no part of this name.
         Forbidden: There is no valid offer under this secret, or the guest was started meanwhile.
-        OSError: The part is lost or cannot be read.
+        OSError: The part cannot be read, or has the size 0 in ``parts`` because the file is lost.
     """
     path = _list_offered(libvirt, folder, server, secret).get(name)
     if path is None:

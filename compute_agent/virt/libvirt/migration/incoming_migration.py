@@ -67,7 +67,8 @@ def prepare(
     """Check that the guest can come here, and prepare what the migration does not transfer.
 
     With ``shared`` the disks on the shared storage are verified. Otherwise empty disks are made,
-    and the backing file and the config drive are fetched. The guest's volumes are connected.
+    and the backing file and the config drive are fetched. The guest's volumes are connected. For
+    the arguments see ``Driver.prepare_incoming``.
 
     Returns:
         The facts about this host that ``live_migrate`` at the source needs.
@@ -247,7 +248,7 @@ def _check_arrival(
 ) -> None:
     """Raise VerbFailed if it is already known that the migration cannot succeed.
 
-    A guest of an earlier attempt that is still arriving is removed first.
+    A guest with a lower fence that is still arriving, from an earlier attempt, is removed first.
     """
     if not options.port:
         raise VerbFailed(

@@ -394,9 +394,11 @@ class _Migration:
         """Find out which host has the guest after the job has ended.
 
         Returns only if the destination has the guest. A remaining domain is removed from this host.
+        If the guest is here, a guest that ran before is resumed.
 
         Raises:
-            VerbFailed: The guest is here.
+            VerbFailed: The guest is here. After an abort, the reason of the abort is raised
+                instead, for example MigrationAborted or Cancelled.
             NoAnswer: The state does not show which host has the guest.
         """
         domain, deadline = self._libvirt.find(self._server), time.monotonic() + VANISH_SECONDS
@@ -488,7 +490,7 @@ class _Migration:
             )
 
     def _cancel(self, call: jobs.BackgroundCall | None) -> None:
-        """Abort the job of a cancelled verb, in a thread.
+        """Abort the job of a cancelled verb, in a thread. ``call`` is as in ``follow``.
 
         If the thread ends within ``CANCEL_SECONDS``, return, and the caller concludes. Otherwise
         raise Cancelled, and the thread continues to abort the job and then resumes the guest.
@@ -527,6 +529,11 @@ class _Migration:
     def _settle_guest(self, domain: GuestDomain, is_here: bool) -> bool:
         """Resume the guest if the failed migration left it paused and it belongs to this host.
 
+        Args:
+            domain: State of the domain on this host.
+            is_here: True if the guest is known to belong to this host. False: query the
+                destination.
+
         Returns:
             True if nothing more is to do. False if the destination does not answer which host has
             the guest. Then the caller tries again.
@@ -544,7 +551,7 @@ class _Migration:
         return True
 
     def _force(self) -> None:
-        """Make the migration complete, once.
+        """Make the migration complete. After the first success, further calls have no effect.
 
         With post-copy the guest continues at the destination before all memory has arrived.
         Otherwise the guest is paused, so that no memory changes any more, and libvirt resumes the

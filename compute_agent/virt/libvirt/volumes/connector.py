@@ -51,7 +51,11 @@ class Secrets(Protocol):
 
 
 class Connector(Protocol):
-    """Reaches the volumes of one protocol."""
+    """Reaches the volumes of one protocol.
+
+    The argument ``link`` of the methods has the protocol and the parameters of the volume's
+    connection, from ``virt.volumes.link``. ``secrets`` stores the passwords for QEMU.
+    """
 
     def source(self, volume: AttachedVolume, link: VolumeLink) -> VolumeSource:
         """Return where QEMU finds the volume. The volume is not accessed.

@@ -224,7 +224,7 @@ class _Session:
         return int((last_block + 1) * block_bytes)
 
     def serial(self) -> str:
-        """Return the unit's world-wide name, or "" without one."""
+        """Return the unit's world-wide name, or "" if the unit reports none."""
         try:
             page = self._send_command(struct.pack(">BBBHB", 0x12, 1, NAMES_PAGE, 1024, 0), 1024)
         except UnitRefused:
@@ -333,7 +333,7 @@ def _parse_challenge(text: str) -> bytes:
 
 
 def _read_sense_key(data: bytes) -> int:
-    """Return the sense key from SCSI sense data, which follows its length. Too short data: 0."""
+    """Return the sense key from SCSI sense data after a length of two bytes. Too short data: 0."""
     if len(data) < 5:
         return 0
     return (data[3] if data[2] & 0x7E == 0x72 else data[4]) & 0xF

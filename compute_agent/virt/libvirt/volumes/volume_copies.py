@@ -56,8 +56,8 @@ class VolumeCopies:
         place already, only the fence is recorded.
 
         Raises:
-            VerbFailed: The guest is off or suspended, the sizes differ, or the copy failed. A copy
-                that failed is dropped. The guest is as before.
+            VerbFailed: The guest is off or suspended or lacks the volume, the sizes differ, or the
+                copy failed. A copy that failed is dropped. The guest is as before.
             Cancelled: The verb was cancelled. The copy is dropped, and the guest is as before.
         """
         source = self.kept.connectors.source(volume)
@@ -84,7 +84,8 @@ class VolumeCopies:
             The state of the domain, or None without a guest.
 
         Raises:
-            VerbFailed: The guest is off and the copy is not complete, or the guest is suspended.
+            VerbFailed: The guest is off and the copy is not complete, the guest is suspended or
+                lacks the volume, the repeated copy failed, or the old place stays connected.
             Cancelled: The verb was cancelled during the repeated copy.
         """
         if self.libvirt.find(self.server) is None:
@@ -116,7 +117,11 @@ class VolumeCopies:
             volume: The volume with the connection of the new place.
 
         Returns:
-            The state of the domain, or None without a guest.
+            The state of the domain, or None without a guest. Then the new place is disconnected
+            too.
+
+        Raises:
+            VerbFailed: The block job does not end, or the new place stays connected.
         """
         volumes.check_id(volume.volume_id)
         if self.libvirt.find(self.server) is None:

@@ -77,7 +77,7 @@ class GuestVolumes:
         return self.instances / server / name.format(f".{host}" if host else "")
 
     def of(self, server: str) -> list[AttachedVolume]:
-        """Return the guest's recorded volumes, in the order of their attachment.
+        """Return the guest's recorded volumes. The volume attached last comes last.
 
         The list is empty without a record.
         """
@@ -134,9 +134,10 @@ class GuestVolumes:
     def relocate(
         self, libvirt: Connection, server: str, volume: AttachedVolume, source: VolumeSource
     ) -> None:
-        """Change the place in the stored definition and the record, and disconnect the old place.
+        """Change a volume's place in stored definition and record, and disconnect the old place.
 
-        The place that a running guest uses is not changed.
+        A place is where QEMU finds the data of a volume. The place that a running guest uses is not
+        changed.
 
         Args:
             libvirt: Connection to libvirtd.
@@ -164,7 +165,8 @@ class GuestVolumes:
         changed.
 
         Raises:
-            VerbFailed: The guest is paused or suspended and has another volume.
+            VerbFailed: The guest does not exist, is paused or suspended and has another volume, or
+                a volume cannot be disconnected.
         """
         domain = power.find(libvirt, server)
         stored = libvirt.describe(server, stored=True)
@@ -197,7 +199,8 @@ class GuestVolumes:
         changed.
 
         Raises:
-            VerbFailed: This host cannot connect a volume.
+            VerbFailed: The guest does not exist, or a volume cannot be connected or attached.
+            Cancelled: The verb was cancelled. Some volumes may be attached.
         """
         domain = power.find(libvirt, server)
         if domain.active or domain.saved:
@@ -369,7 +372,8 @@ class GuestVolumes:
 
         Raises:
             VerbFailed: The guest does not release the volume within ``seconds``, is paused or
-                suspended, or the bus does not support hot plug. The volume stays attached.
+                suspended, or the bus does not support hot plug. The volume stays attached. Or the
+                volume was detached and cannot be disconnected.
             Cancelled: The verb was cancelled while the guest held the volume.
         """
         volumes.check_id(volume_id)

@@ -184,7 +184,7 @@ def features(element: Element, options: Options, virt_type: str) -> None:
 
 
 def clock(root: Element, options: Options) -> None:
-    """Add the clock: in local time for Windows, else in UTC. Switch the HPET as requested."""
+    """Add the clock: in local time for Windows, else in UTC. Add the HPET's state if requested."""
     element = SubElement(
         root, "clock", offset="localtime" if options.get("os_type") == "windows" else "utc"
     )

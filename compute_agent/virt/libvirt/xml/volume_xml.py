@@ -223,11 +223,12 @@ def names(*xmls: str) -> set[str]:
 
 
 def in_order(xml: str) -> str:
-    """Return the definition of a domain that is off with the disks in the order of their names.
+    """Return the definition of a domain that is off, with disk names and addresses in order.
 
     A guest names its disks by their addresses, for example on the PCI bus. Detached volumes leave
     gaps in the names, and new disks may get addresses before older ones. The volumes get the first
-    names that are free, and all disks get the same addresses in the order of these names.
+    names that are free, and the PCI addresses of the disks are assigned anew in the order of the
+    names. CD-ROMs are not changed.
     """
     root = ElementTree.fromstring(xml)
     original = ElementTree.tostring(root)
@@ -345,7 +346,8 @@ def booted_from(xml: str, boot_volumes: Sequence[AttachedVolume]) -> str:
     """Return the domain's XML with these volumes in the boot order.
 
     A volume with boot index 0 comes first, then the disks that are in the boot order already, then
-    the other volumes. If all volumes have an order already, the XML is not changed.
+    the other volumes. Volumes that the XML lacks are ignored. If all other volumes have a position
+    already, the XML is not changed.
     """
     disks, root = find_disks(xml), ElementTree.fromstring(xml)
     if all(

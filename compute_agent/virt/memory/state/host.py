@@ -201,7 +201,9 @@ class MemoryHost:
     ) -> Iterator[None]:
         """Wrap a verb: record the call, apply the scripted behaviour, and notify the watchers.
 
-        ``pass_by`` waits for the time of a ``Slow`` behaviour before the effect.
+        First, guests that have arrived by live migration are defined. The watchers are notified if
+        the verb raises no exception. ``pass_by`` waits for the time of a ``Slow`` behaviour before
+        the effect.
 
         Raises:
             VerbFailed: The script contains ``Fail`` for this call.

@@ -178,7 +178,7 @@ class Incoming:
         ``until`` of the record is replaced.
 
         Raises:
-            VerbFailed: The proxy cannot listen.
+            VerbFailed: The proxy cannot listen. The record remains.
         """
         self._records.write(dataclasses.replace(arrival, until=time.time() + LONGEST_SECONDS))
         self.keep()
