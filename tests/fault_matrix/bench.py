@@ -360,12 +360,13 @@ class Bench:
         """Request the workflow of the cell, and watch the action."""
         self.incarnations.open()
         self.trial.begin()
-        if self.trial.scenario.ask == "create" and not self.trial.scenario.volumes:
-            self._age_image()
+        scenario = self.trial.scenario
+        if scenario.ask in ("create", "rebuild") and not scenario.volumes:
+            self._set_image()
         self.adopt()
 
-    def _age_image(self) -> None:
-        """Give the new server an image old enough that the conductor checks the image again."""
+    def _set_image(self) -> None:
+        """Give the server an image, which is old enough that a create checks the image again."""
         image = ImageRef(ids.new(), "qcow2")
         with self.cloud.store.begin() as tx:
             tx.execute(
