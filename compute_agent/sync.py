@@ -466,7 +466,7 @@ class Agent:
         Args:
             inventory: The present inventory.
             metrics: Metrics by name, or None if the host reports none.
-            files: Ids of the servers, or None to keep the last ones. Long lists are reported in
+            files: Ids of the servers, or None to keep the last files. Long lists are reported in
                 pages, in turn.
         """
         self._inventory, self._metrics = inventory, metrics
@@ -693,7 +693,7 @@ class Agent:
     def _set_stops(self, servers: Iterable[str]) -> None:
         """Set the servers whose guests must not run here, from the answer to a registration.
 
-        Commands that would start one of them are cancelled.
+        Commands that would start such a guest are cancelled.
         """
         self._must_be_off = set(servers)
         for work in self._work.values():

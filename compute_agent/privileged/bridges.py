@@ -51,7 +51,7 @@ class BridgeHelper:
         self._path = path
 
     def ensure(self, names: Iterable[str]) -> None:
-        """Let the helper create and set up those of ``names`` that are bridges of networks.
+        """Let the helper create and set up the bridges of networks in ``names``.
 
         Other names are ignored. Without a helper on this host nothing happens. A failure is only
         logged. A guest that needs the bridge then fails to start.
