@@ -50,7 +50,7 @@ from compute_agent.virt.driver import Driver
 log = logging.getLogger(__name__)
 #: Bounds of the random time between two periodic exchanges.
 EXCHANGE_PERIOD_SECONDS = (4.5, 5.0)
-#: Timeouts for an answer, by the number of failures before. The last holds for all further failures.
+#: Timeouts for an answer, by the number of failures before. The last holds for further failures.
 ANSWER_TIMEOUTS_SECONDS = (1.0, 2.0, 4.0)
 #: Time for all threads to end.
 CLOSE_TIMEOUT_SECONDS = 5.0
