@@ -518,7 +518,10 @@ class Agent:
         )
 
     def record_domains(self, domains: list[DomainState]) -> None:
-        """Store the digest of all domains of this host for the heartbeats."""
+        """Store the digest of this host's domains for the heartbeats, and the time of the reading.
+
+        Domains of servers with a command in hand or an unacknowledged result are left out.
+        """
         self._looked_at, self._domains = (
             self._clock.monotonic(),
             _digest(self._select_settled(domains)),

@@ -148,7 +148,7 @@ def settings(conf: cfg.ConfigOpts) -> ApiSettings:
 
 
 def _check_quota(conf: cfg.ConfigOpts) -> None:
-    """Raise ConfigError if the options that [quota] driver needs are incomplete."""
+    """Raise ConfigError if [quota] driver is "unified" and oslo.limit cannot be used."""
     from common.clients import limits
 
     keystone = limits.configured(conf)

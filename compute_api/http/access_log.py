@@ -33,7 +33,9 @@ _METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"
 
 
 def log_requests(application: WSGIApplication) -> WSGIApplication:
-    """Wrap the application so that each request gets a log line, metrics and a span.
+    """Wrap the application so that each request gets a log line, and configured metrics and spans.
+
+    A successful health check gets no span, and a line of the level DEBUG.
 
     The time of a request begins when the request has arrived. It ends when the application has
     returned a list, or when any other response is closed. A request that must wait for its project

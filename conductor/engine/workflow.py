@@ -54,7 +54,8 @@ class Workflow(Generic[WorkflowArgs, WorkflowData]):
         """Return the position of a step.
 
         Args:
-            step: The name of the step. None: the first step that ``by_name`` does not exclude.
+            step: The name of the step. None: the step with which an action begins, which
+                is the first whose ``by_name`` is False.
 
         Raises:
             LookupError: This release has no such step.
@@ -124,7 +125,7 @@ class Workflows(dict[str, AnyWorkflow]):
 
     @cached_property
     def lane_of(self) -> dict[str, Lane]:
-        """Name of each step that calls a service -> the lane of the service."""
+        """Name of each step with a call, in all workflows -> the lane of the service or hook."""
         return {step: lane for lane, steps in self.lanes.items() for step in steps}
 
     @cached_property

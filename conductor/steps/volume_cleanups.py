@@ -317,7 +317,7 @@ def _change_idle(tx: Connection, row: BlockDeviceRow, seen: ServerRow, values: J
 
 # --- a volume that the guest still has ---
 def give_back(engine: Engine, row: CleanupRow, look: Callable[[], ServerRow | None]) -> None:
-    """Begin the action that detaches a volume that its attach and undo left in status error.
+    """Begin to detach a volume in status error: its attach failed, and the undo of that failed.
 
     The cleanup is repeated until the volume is gone, so this raises Unavailable after the action
     has begun. It returns, which ends the cleanup, if the server does not exist or does not have the

@@ -87,8 +87,8 @@ def _complete(engine: Engine, run: VolumeRun) -> None:
 def _fail_attach(tx: Connection, engine: Engine, run: VolumeRun, problem: StepFailed) -> None:
     """Remove the volume from the server after a failed attach.
 
-    If the undo failed too, the guest may still have the volume. Then the volume stays with the
-    status ERROR until a pending cleanup has detached it.
+    If the undo failed too, the guest may still have the volume. Then the row of the volume
+    has the status ERROR until a pending cleanup has detached the volume.
     """
     row = _find_row(run)
     if why := run.data.undo_failures.get(ATTACH_STEP):

@@ -181,7 +181,7 @@ def test_list_security_groups_filters_by_project_and_pages(
     assert networked_cloud.call("GET", "/os-security-groups?offset=x").status_code == 400
 
 
-def test_security_group_requests_refuse_invalid_names_ids_and_quota(
+def test_security_group_requests_refuse_bad_names_and_ids_and_full_quota(
     networked_cloud: Cloud, networks: Networks
 ) -> None:
     used = networks.add_group("used", PROJECT)

@@ -273,7 +273,7 @@ def test_create_server_from_image_with_legacy_mapping_boots_from_snapshot(
 
 
 @pytest.mark.parametrize("text", ["{", "7", '["x"]'])
-def test_create_server_with_malformed_image_mappings_returns_400(
+def test_create_server_with_malformed_mappings_in_image_returns_400(
     cloud: Cloud, volumes: Volumes, text: str
 ) -> None:
     set_image_mappings(cloud, volumes)

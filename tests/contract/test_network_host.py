@@ -74,7 +74,7 @@ def test_dhcp_gives_reused_address_to_new_port_at_once(lab: Lab) -> None:
     assert first.dhcp(tries=2) == ""
 
 
-def test_security_group_change_allows_and_then_blocks_pings(lab: Lab) -> None:
+def test_change_of_security_group_of_port_allows_and_then_blocks_pings(lab: Lab) -> None:
     network = lab.network()
     out, ssh = "g-egress-only", "g-pings-too"
     lab.groups[out] = {"rules": [rule("egress")], "members": []}

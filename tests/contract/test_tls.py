@@ -148,7 +148,7 @@ def test_client_connects_to_server_with_valid_certificate(
     assert connect_client(load(), client, server_certificates["good"], 5).is_proved.is_set()
 
 
-def test_connection_to_mariadb_without_tls_setting_ignores_offered_tls(
+def test_mariadb_client_without_tls_setting_does_not_use_offered_tls(
     load, server_certificates
 ) -> None:
     """TLS without verification gives no security.

@@ -85,9 +85,7 @@ def test_host_boot_reboots_rescued_guest_and_sets_error_if_reboot_fails(
 
 
 @pytest.mark.parametrize("key", ["snapshot", "pause", "attach_interface"])
-def test_host_boot_during_action_reboots_guest_once_action_has_ended(
-    cloud: Cloud, key: str
-) -> None:
+def test_host_boot_during_action_leaves_guest_running_after_action(cloud: Cloud, key: str) -> None:
     """The host boots during the action."""
     trial = trial_of(cloud, key)
     host = cloud.hosts[cloud.show(trial.server).host]

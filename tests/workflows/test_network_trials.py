@@ -92,7 +92,7 @@ def test_move_leaves_server_on_its_host_when_no_other_can_bind_its_port(
 
 
 @pytest.mark.parametrize("workflow", ["resize", "migrate", "live_migrate", "evacuate", "unshelve"])
-def test_move_leaves_server_on_its_host_when_all_others_use_hybrid_plug(
+def test_move_leaves_server_in_place_when_all_hosts_require_hybrid_plug(
     cloud: Cloud, workflow: str
 ) -> None:
     trial = trial_of(cloud, workflow)

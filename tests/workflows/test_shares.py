@@ -257,7 +257,7 @@ def test_detach_share_from_running_guest_fails(cloud: Cloud, server: str) -> Non
     assert list(cloud.shares.rules) == [(SHARE, ADDRESS)]
 
 
-def test_detach_share_on_dead_host_removes_rule(cloud: Cloud, server: str) -> None:
+def test_detach_share_on_forced_down_host_removes_rule(cloud: Cloud, server: str) -> None:
     attach_and_settle(cloud, server)
     cloud.kill("h1")
     cloud.detach_share(server, SHARE)

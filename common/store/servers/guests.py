@@ -55,10 +55,10 @@ def add(tx: Connection, rows: Sequence[Values]) -> None:
 
 
 def want(tx: Connection, server_ids: Iterable[str], wanted: GuestState, may_run: bool) -> None:
-    """Set the wanted state of the servers' guests that are in a state of ``HERE``.
+    """Store ``wanted`` and ``may_run`` for the servers' guests on the servers' own hosts.
 
-    These are the guests on the servers' own hosts. Other guests, for example pending cleanups, stay
-    unchanged. ``may_run``: True if a domain of the guest may be running.
+    These are the guests whose present wanted state is in ``HERE``. Other guests, for example
+    pending removals, stay unchanged. ``may_run``: True if a domain of the guest may be running.
     """
     tx.execute(
         sa.update(guests)

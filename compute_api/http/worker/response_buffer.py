@@ -66,7 +66,7 @@ class ResponseBuffer:
         self._wait()
 
     def drop(self) -> None:
-        """Discard all data, and refuse further data."""
+        """Discard the data that waits for the client. ``sendall`` raises BrokenPipeError from now on."""
         with self._lock:
             self.is_broken = True
             self._unsent.clear()

@@ -26,7 +26,11 @@ MAC = re.compile(r"([0-9a-f]{2}:){5}[0-9a-f]{2}")
 
 
 def _canonical_text(parse: Callable[[str], JsonValue]) -> Callable[[JsonValue], str]:
-    """Return a function that parses a text and returns the canonical text of the result."""
+    """Return a function that returns the canonical text of a value, for example an address.
+
+    The function raises TypeError if the value is no text, and the error of `parse` if the text is
+    malformed.
+    """
 
     def spell(value: JsonValue) -> str:
         # A number would be parsed as an address.

@@ -126,7 +126,7 @@ def test_metrics_serve_does_not_try_other_ports_for_a_wrong_address(
     assert line.startswith("no metrics: 192.0.2.1 port")
 
 
-def test_pool_used_metric_counts_open_database_connections(
+def test_pool_used_metric_counts_database_connections_in_use(
     start_metrics: Callable[..., None], tmp_path: Path
 ) -> None:
     def read_pool_used() -> str:

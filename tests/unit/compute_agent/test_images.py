@@ -372,7 +372,7 @@ def test_image_upload_sends_all_bytes_in_small_chunks_with_progress(tmp_path: Pa
     assert (phases[0], phases[-1]) == ("uploading 0 %", "uploading 100 %")
 
 
-def test_image_upload_is_cancelled_while_writer_hangs(tmp_path: Path) -> None:
+def test_image_upload_can_be_cancelled_while_image_service_hangs(tmp_path: Path) -> None:
     (tmp_path / "copy").write_bytes(b"x")
     cancelled, hang = threading.Event(), threading.Event()
     threading.Timer(0.2, cancelled.set).start()

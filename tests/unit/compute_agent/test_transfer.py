@@ -214,7 +214,7 @@ def test_transfer_raises_unavailable_when_service_is_silent(
 @pytest.mark.parametrize(
     "address", ["", "127.0.0.1", "127.0.0.1:", ":80", "127.0.0.1:http", "127.0.0.1:١"]
 )
-def test_transfer_peer_refuses_malformed_address(address: str) -> None:
+def test_transfer_client_refuses_malformed_address_of_source_host(address: str) -> None:
     with pytest.raises(VerbFailed, match="does not serve"):
         client.peer(address, SERVER, SECRET)
 

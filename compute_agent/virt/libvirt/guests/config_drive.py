@@ -79,10 +79,12 @@ class ConfigDrives:
         os.replace(part, path)
 
     def _dynamic_data(self, spec: GuestSpec) -> JsonObject:
-        """Return the vendor data from the services, requested once for all versions, or {}.
+        """Return service name -> answer of the vendor data services, or {} without services.
+
+        The services are called once. All metadata versions on the drive contain these answers.
 
         Raises:
-            OSError: A required service is unavailable.
+            OSError: A service failed, and [vendor_data] dynamic_failure_fatal is set.
         """
         if self.dynamic is None:
             return {}

@@ -138,7 +138,7 @@ class VolumeCopies:
         return power.state(power.find(self.libvirt, self.server))
 
     def _list_recorded(self, volume_id: str) -> list[AttachedVolume]:
-        """Return the guest's recorded volume, and the recorded copy if complete."""
+        """Return the recorded place of the guest's volume, and that of a copy with all data."""
         recorded_volumes = [*self.kept.of(self.server), *self.kept.copied(self.server)]
         return [recorded for recorded in recorded_volumes if recorded.volume_id == volume_id]
 

@@ -232,7 +232,9 @@ def read_metadata(text: str) -> DomainMetadata:
     element = ElementTree.fromstring(text)
     server, numbers = element.get("id"), {name: element.get(name, "") for name in NUMBER_FIELDS}
     if not server or not numbers["fence"].isdecimal():
-        raise ValueError(f"the domain has no valid metadata of Kilonova: {text[:200]!r}")
+        raise ValueError(
+            f"the domain's metadata element has no server id or fence of Kilonova: {text[:200]!r}"
+        )
     marks = {name: int(number) for name, number in numbers.items() if number.isdecimal()}
     return DomainMetadata(
         server,

@@ -305,9 +305,9 @@ class MemoryHost:
             self.write(server, None)
 
     def release_guest(self, server: str, guest: MemoryGuest, uri: str) -> None:
-        """Release an active guest that was live-migrated to the host at ``uri``.
+        """Remove the domain of an active guest from this host, the source of its live migration.
 
-        The files remain on this host.
+        The guest's files remain on this host. ``uri``: The destination.
         """
         with self.lock:
             self.active_guest(server)

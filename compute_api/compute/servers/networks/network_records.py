@@ -65,7 +65,9 @@ def one(request: Request, resource: str, record_id: str) -> JsonObject:
     """
     networks = required(request)
     if not is_id(record_id):
-        raise errors.NotFound(f"The network service has no record with the ID {record_id[:80]}.")
+        raise errors.NotFound(
+            f"{record_id[:80]} is not a UUID, so the network service has no record with this ID."
+        )
     return networks.record(request.context.token, resource, record_id)
 
 

@@ -182,6 +182,8 @@ class VolumeService:
     ) -> Body:
         """Return the connection of a host to a volume, in the format of os-brick's connectors.
 
+        For another host the connection names a port. ``open_export`` starts the export there.
+
         Args:
             change: The transaction.
             volume: The volume's row.
