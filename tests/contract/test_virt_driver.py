@@ -221,7 +221,7 @@ def test_domains_skip_guest_with_unreadable_metadata(
     servers = {state.server for state in driver.domains()}
     assert intact.server in servers and damaged.server not in servers
     assert driver.ensure_stopped(intact.server, 2, 0, QUIET).power_state == SHUTDOWN
-    assert "no valid metadata of Kilonova" in caplog.text
+    assert "no server id or fence of Kilonova" in caplog.text
     driver.ensure_absent(intact.server, 3)
     domain.destroy()
     domain.undefine()

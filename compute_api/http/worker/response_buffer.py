@@ -66,7 +66,7 @@ class ResponseBuffer:
         self._wait()
 
     def drop(self) -> None:
-        """Discard the data that waits for the client. ``sendall`` raises BrokenPipeError from now on."""
+        """Discard the data that waits for the client. From now on ``sendall`` raises BrokenPipeError."""
         with self._lock:
             self.is_broken = True
             self._unsent.clear()

@@ -260,7 +260,7 @@ def test_domain_metadata_is_read_back_unchanged() -> None:
 
 @pytest.mark.parametrize("text", ["<x/>", f"<x id='{SERVER}' fence='-1'/>", "<x fence='1'/>"])
 def test_read_metadata_refuses_foreign_metadata(text: str) -> None:
-    with pytest.raises(ValueError, match="no valid metadata of Kilonova"):
+    with pytest.raises(ValueError, match="no server id or fence of Kilonova"):
         read_metadata(text)
 
 

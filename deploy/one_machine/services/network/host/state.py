@@ -72,7 +72,7 @@ class StateFolder:
         self._write("description.json", tree, durable=True)
 
     def clear(self) -> None:
-        """Delete the state folder's files, and forget numbers of ports and bridges and the sysctls."""
+        """Delete the state folder's files. Forget numbers of ports and bridges, and sysctls."""
         for name in ("numbers.json", "description.json"):
             for path in (self.folder / name, self.folder / f"{name}.new"):
                 path.unlink(missing_ok=True)
