@@ -66,7 +66,7 @@ class ResponseBuffer:
         self._wait()
 
     def drop(self) -> None:
-        """Discard the data that waits for the client. From now on ``sendall`` raises BrokenPipeError."""
+        """Discard the data that waits for the client, and let ``sendall`` raise BrokenPipeError."""
         with self._lock:
             self.is_broken = True
             self._unsent.clear()
