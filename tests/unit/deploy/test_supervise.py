@@ -112,13 +112,13 @@ def test_supervisor_shutdown_ends_all_processes(cloud: Cloud) -> None:
 
 def test_supervisor_shutdown_ends_processes_of_hosts_together(cloud: Cloud, tmp_path: Path) -> None:
     """Each process ends only after both got SIGTERM. Stopped in turn, they would be killed."""
-    # The process waits for SIGTERM.
+    # The process waits for SIGTERM. It writes without a buffer, because SIGTERM may interrupt a write.
     patient = (
-        "import pathlib, signal, sys, time\ndef told(*_):\n    here.touch()\n"
+        "import os, pathlib, signal, sys, time\ndef end(*_):\n    here.touch()\n"
         # The file of the other process shows that the other got SIGTERM too.
-        "    while not there.exists(): time.sleep(0.01)\n    print('ended', flush=True); sys.exit()\n"
-        "here, there = map(pathlib.Path, sys.argv[1:])\nsignal.signal(signal.SIGTERM, told)\n"
-        "print('ready', flush=True)\ntime.sleep(600)"
+        "    while not there.exists(): time.sleep(0.01)\n    os.write(1, b'ended\\n'); sys.exit()\n"
+        "here, there = map(pathlib.Path, sys.argv[1:])\nsignal.signal(signal.SIGTERM, end)\n"
+        "os.write(1, b'ready\\n')\ntime.sleep(600)"
     )
     files = [str(tmp_path / name) for name in ("first", "second")]
     logs = [tmp_path / f"{name}.log" for name in ("agent", "agent-2")]
