@@ -112,7 +112,7 @@ def test_supervisor_shutdown_ends_all_processes(cloud: Cloud) -> None:
 
 def test_supervisor_shutdown_ends_processes_of_hosts_together(cloud: Cloud, tmp_path: Path) -> None:
     """Each process ends only after both got SIGTERM. Stopped in turn, they would be killed."""
-    # The process waits for SIGTERM. It writes without a buffer, because SIGTERM may interrupt a write.
+    # The process waits for SIGTERM. It writes without a buffer, because a signal may interrupt it.
     patient = (
         "import os, pathlib, signal, sys, time\ndef end(*_):\n    here.touch()\n"
         # The file of the other process shows that the other got SIGTERM too.
