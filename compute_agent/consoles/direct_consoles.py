@@ -164,41 +164,48 @@ class _Port:
     def _listen(self) -> None:
         deadline = time.monotonic() + self._seconds
         while not self._closed.is_set():
-            try:
-                peer, (address, *_) = self._listener.accept()
-            except TimeoutError:
-                if self._peers:
-                    deadline = time.monotonic() + self._seconds
-                elif time.monotonic() >= deadline:
-                    break
-                continue
-            except OSError as error:
-                # For example, the process has no free file descriptor. This may be temporary.
-                if not self._closed.wait(0.1):
-                    log.warning("a direct console connection could not be accepted: %s", error)
-                continue
-            if not self._peers and time.monotonic() >= deadline:
-                peer.close()
+            connection = self._accept()
+            if self._peers:
+                deadline = time.monotonic() + self._seconds
+            elif time.monotonic() >= deadline:
+                if connection is not None:
+                    connection[0].close()
                 break
-            with self._lock:
-                is_accepted = (
-                    _address(address) in self._proxies and len(self._peers) < MAX_CONNECTIONS
-                )
-                if is_accepted:
-                    self._peers.append(peer)
-            if not is_accepted:
-                log.warning(
-                    "a direct console connection from %s was refused: the address is not in [spice] "
-                    "direct_proxies, or the port has %d connections",
-                    address,
-                    MAX_CONNECTIONS,
-                )
-                peer.close()
-                continue
-            threading.Thread(
-                target=self._carry, args=(peer,), name="direct-channel", daemon=True
-            ).start()
+            if connection is not None:
+                self._admit(*connection)
         self.close()
+
+    def _accept(self) -> tuple[socket.socket, str] | None:
+        """Return the next connection and its address, or None after a timeout or an error."""
+        try:
+            peer, (address, *_) = self._listener.accept()
+        except TimeoutError:
+            return None
+        except OSError as error:
+            # For example, the process has no free file descriptor. This may be temporary.
+            if not self._closed.wait(0.1):
+                log.warning("a direct console connection could not be accepted: %s", error)
+            return None
+        return peer, address
+
+    def _admit(self, peer: socket.socket, address: str) -> None:
+        """Relay the connection in a new thread, or close it if it is not permitted."""
+        with self._lock:
+            is_accepted = _address(address) in self._proxies and len(self._peers) < MAX_CONNECTIONS
+            if is_accepted:
+                self._peers.append(peer)
+        if not is_accepted:
+            log.warning(
+                "a direct console connection from %s was refused: the address is not in [spice] "
+                "direct_proxies, or the port has %d connections",
+                address,
+                MAX_CONNECTIONS,
+            )
+            peer.close()
+            return
+        threading.Thread(
+            target=self._carry, args=(peer,), name="direct-channel", daemon=True
+        ).start()
 
     def _carry(self, plain: socket.socket) -> None:
         """Relay one channel of the guest until one side ends. Runs in a thread.
