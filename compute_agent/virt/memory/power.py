@@ -151,8 +151,8 @@ def reboot(
     """
     guest = host.guest(server)
     if (guest.power_state, guest.fence) != (RUNNING, fence):
-        if guest.is_active:
-            context.require_lease()
+        # A guest that may not be started again must not be stopped.
+        context.require_lease()
         await_shutdown(host, server, timeout, context)
         require_start(host, server, guest.interfaces, context)
         with host.lock:
