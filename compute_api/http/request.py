@@ -40,6 +40,14 @@ class ApiRequest:
     query: Query
     body: JsonValue = field(default=None)
 
+    def query_value(self, name: str) -> str | None:
+        """Return the value of a query parameter, or None without the parameter.
+
+        Of several values, the last applies.
+        """
+        values = self.query.get(name)
+        return values[-1] if values else None
+
     def allows(self, rule: str, target: Mapping[str, object] | None = None) -> bool:
         """Return True if the rule permits the caller to act on the target (``Policy.allows``)."""
         return self.policy.allows(rule, self.context, target)

@@ -28,11 +28,3 @@ class PlacementRequest(ApiRequest):
 
     base: str
     prefix: str
-
-    def query_value(self, name: str) -> str | None:
-        """Return the value of a query parameter, or None without the parameter.
-
-        Of several values, the last applies, as in Placement.
-        """
-        values = self.query.get(name)
-        return values[-1] if values else None

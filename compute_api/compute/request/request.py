@@ -129,14 +129,6 @@ class Request(ApiRequest):
         )
 
     # --- the query ---
-    def query_value(self, name: str) -> str | None:
-        """Return the value of a query parameter, or None without the parameter.
-
-        Of several values, the last applies.
-        """
-        values = self.query.get(name)
-        return values[-1] if values else None
-
     @property
     def parameters(self) -> Collection[str]:
         """The names of the query parameters that the route has at this version."""
