@@ -14,8 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-PRODUCT = ("common", "compute_api", "conductor", "scheduler", "compute_agent", "deploy")
+from tests.unit.test_house_rules import PACKAGES, ROOT, find, name_of, sources
 
 #: Hits per 1,000 words: pattern, and limit.
 WORDS = {
@@ -89,7 +88,7 @@ def count_words(place: Place) -> int:
 def read_page(path: Path, area: Area) -> None:
     """Add a page's lines without code."""
     text = re.sub(r"(?ms)^```.*?^```", lambda code: "\n" * code[0].count("\n"), path.read_text())
-    name = str(path.relative_to(ROOT))
+    name = name_of(path)
     for number, line in enumerate(text.splitlines(), 1):
         if line.strip() and not line.startswith("    "):
             area.prose.append(Place(name, number, re.sub(r"`[^`]*`|\]\([^)]*\)", " ", line)))
@@ -97,26 +96,24 @@ def read_page(path: Path, area: Area) -> None:
 
 def read_module(path: Path, area: Area) -> None:
     """Add the docstrings, comments and names of a Python file."""
-    text = path.read_text()
-    name = str(path.relative_to(ROOT))
-    in_texts: set[int] = set()
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, (ast.Constant, ast.JoinedStr)) and node.end_lineno != node.lineno:
-            in_texts.update(range(node.lineno, (node.end_lineno or 0) + 1))
-        if not isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)):
-            continue
-        docstring = ast.get_docstring(node)
-        if docstring:
-            place = Place(name, node.body[0].lineno, docstring)
-            area.prose.append(place)
-            if isinstance(node, ast.FunctionDef):
-                area.docstrings.append(place)
-        if isinstance(node, ast.FunctionDef):
-            is_test = node.name.startswith("test_")
-            if is_test or not node.name.strip("_").startswith(PREDICATE):
-                names = area.tests if is_test else area.functions
-                names.append(Place(name, node.lineno, node.name))
-    for number, line in enumerate(text.splitlines(), 1):
+    name = name_of(path)
+    for node in (*find(path, ast.Module), *find(path, ast.ClassDef), *find(path, ast.FunctionDef)):
+        if docstring := ast.get_docstring(node):
+            area.prose.append(Place(name, node.body[0].lineno, docstring))
+    for function in find(path, ast.FunctionDef):
+        if docstring := ast.get_docstring(function):
+            area.docstrings.append(Place(name, function.body[0].lineno, docstring))
+        is_test = function.name.startswith("test_")
+        if is_test or not function.name.strip("_").startswith(PREDICATE):
+            names = area.tests if is_test else area.functions
+            names.append(Place(name, function.lineno, function.name))
+    in_texts = {
+        number
+        for node in (*find(path, ast.Constant), *find(path, ast.JoinedStr))
+        if node.end_lineno != node.lineno
+        for number in range(node.lineno, (node.end_lineno or 0) + 1)
+    }
+    for number, line in enumerate(path.read_text().splitlines(), 1):
         if "#" in line and number not in in_texts:
             comment = COMMENT.match(line)
             if comment and not NOT_PROSE.search(comment[1]):
@@ -126,9 +123,8 @@ def read_module(path: Path, area: Area) -> None:
 def areas() -> dict[str, Area]:
     """Return the areas by name. An area of fewer than 1,000 words counts with its package."""
     by_name: dict[str, Area] = defaultdict(Area)
-    for package in (*PRODUCT, "tests"):
-        for path in sorted((ROOT / package).rglob("*.py")):
-            read_module(path, by_name["/".join(path.relative_to(ROOT).parent.parts[:2])])
+    for path in sources(*PACKAGES, "tests"):
+        read_module(path, by_name["/".join(path.relative_to(ROOT).parent.parts[:2])])
     for path in [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]:
         read_page(path, by_name["docs"])
     for name in [name for name, area in by_name.items() if "/" in name and area.words() < 1000]:
