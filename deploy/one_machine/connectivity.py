@@ -106,20 +106,20 @@ class Connectivity:
             lambda: explain_failure(self._cloud, "network-host"),
         )
 
-    def _network(self, name: str, **kind: bool) -> Any:  # noqa: ANN401 - openstacksdk's types depend on the service's version
+    def _network(self, name: str, **kind: bool) -> Any:
         network = self._seed.admin.network
         return next(iter(network.networks(name=name, **kind)), None) or network.create_network(
             name=name, **kind
         )
 
-    def _subnet(self, network: Any, **fields: object) -> Any:  # noqa: ANN401 - openstacksdk's types depend on the service's version
+    def _subnet(self, network: Any, **fields: object) -> Any:
         service = self._seed.admin.network
         subnet = next(iter(service.subnets(network_id=network.id)), None)
         return subnet or service.create_subnet(
             name=network.name, network_id=network.id, ip_version=4, **fields
         )
 
-    def _join(self, public: Any, private: Any, inside: Any) -> None:  # noqa: ANN401 - openstacksdk's types depend on the service's version
+    def _join(self, public: Any, private: Any, inside: Any) -> None:
         service = self._seed.admin.network
         router = next(iter(service.routers(name=ROUTER)), None) or service.create_router(
             name=ROUTER, external_gateway_info={"network_id": public.id}

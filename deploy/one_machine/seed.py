@@ -66,11 +66,11 @@ class Seed:
         return self._connections[name]
 
     @property
-    def admin(self) -> Any:  # noqa: ANN401 - openstacksdk's types depend on the service's version
+    def admin(self) -> Any:
         return self.connect("kilonova-admin")
 
     @property
-    def demo(self) -> Any:  # noqa: ANN401 - openstacksdk's types depend on the service's version
+    def demo(self) -> Any:
         return self.connect("kilonova")
 
     def host(self) -> str:
@@ -218,7 +218,7 @@ class Seed:
             ) from problem
         return f"{SERVER} ({server.id}) is {server.status}"
 
-    def first(self) -> Any:  # noqa: ANN401 - openstacksdk's types depend on the service's version
+    def first(self) -> Any:
         """Return the server with the name ``SERVER``, read from the API. It must exist."""
         return next(iter(self.demo.compute.servers(name=f"^{SERVER}$")))
 

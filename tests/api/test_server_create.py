@@ -426,7 +426,7 @@ def test_invalid_create_in_shared_transaction_fails_alone(cloud: Cloud) -> None:
     def create(name: str, **columns: Any) -> None:
         try:
             answers[name] = original.create(creation(name, **columns))
-        except Exception as problem:  # noqa: BLE001
+        except Exception as problem:  # noqa: BLE001 - the test compares each outcome
             answers[name] = problem
     # The first create commits only when the others wait, so that these share the next transaction.
     is_leading, is_released = threading.Event(), threading.Event()

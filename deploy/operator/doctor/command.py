@@ -25,6 +25,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 from oslo_config import cfg
@@ -89,7 +90,7 @@ def _examine(conf: cfg.ConfigOpts, store: Store, options: argparse.Namespace) ->
         services = of_neighbours(conf, store, silent)
         if not options.no_hosts:
             client = agent.AgentClient(link)
-            ask = lambda: ask_hosts(store, client.query, silent)  # noqa: E731
+            ask = partial(ask_hosts, store, client.query, silent)
             services = replace(
                 services,
                 disks=lambda: ask_disks(store, client.query),
