@@ -236,9 +236,9 @@ class Conductor:
         """Wake the thread of this lane, because an action is due there."""
         self._lane_events.get(lane, self._woken).set()
 
-    def wake(self, neighbours: bool = False) -> None:
+    def wake(self, service_calls: bool = False) -> None:
         self._woken.set()
-        if neighbours:
+        if service_calls:
             for event in self._lane_events.values():
                 event.set()
 
@@ -444,7 +444,7 @@ class Conductor:
             reports, self._inbox = self._inbox, []
         for _, future in reports:
             future.set_exception(errors.Unavailable(STOPPING))
-        self.wake(neighbours=True)
+        self.wake(service_calls=True)
         self._reports_waiting.set()
 
 

@@ -32,11 +32,11 @@ HostMessage = TypeVar("HostMessage", Sync, Heartbeat)
 class ConductorApi(Protocol):
     """The interface that a conductor process serves."""
 
-    def wake(self, neighbours: bool = False) -> None:
+    def wake(self, service_calls: bool = False) -> None:
         """Wake the threads that carry out due actions.
 
         Args:
-            neighbours: True to wake also the threads whose steps call external services.
+            service_calls: True to wake also the threads whose steps call external services.
         """
 
     def loop_back(self) -> None:
@@ -180,24 +180,24 @@ class ConductorWakeup:
         self, transport: Transport, server: str | None = None, method: str = "wake"
     ) -> None:
         self._transport, self._server, self._method = transport, server, method
-        self._woken, self._neighbours = threading.Event(), threading.Event()
+        self._woken, self._service_calls = threading.Event(), threading.Event()
         threading.Thread(target=self._run, name="conductor-wakeup", daemon=True).start()
 
-    def wake(self, neighbours: bool = False) -> None:
+    def wake(self, service_calls: bool = False) -> None:
         """Let the background thread send one message, which calls ``method`` of a conductor.
 
-        ``neighbours`` is the argument of ``ConductorApi.wake``, and stays False for ``loop_back``.
+        ``service_calls`` is as for ``ConductorApi.wake``, and stays False for ``loop_back``.
         """
-        if neighbours:
-            self._neighbours.set()
+        if service_calls:
+            self._service_calls.set()
         self._woken.set()
 
     def _run(self) -> None:
         while True:
             self._woken.wait()
             self._woken.clear()
-            arguments = {"neighbours": True} if self._neighbours.is_set() else {}
-            self._neighbours.clear()
+            arguments = {"service_calls": True} if self._service_calls.is_set() else {}
+            self._service_calls.clear()
             try:
                 self._transport.cast(TOPIC, self._method, server=self._server, **arguments)
             except Exception:

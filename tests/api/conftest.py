@@ -47,7 +47,7 @@ class ConductorWakeup:
     def __init__(self) -> None:
         self.count = 0
 
-    def wake(self, neighbours: bool = False) -> None:
+    def wake(self, service_calls: bool = False) -> None:
         self.count += 1
 
 

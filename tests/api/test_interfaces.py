@@ -50,7 +50,7 @@ class Conductor:
     def __init__(self, cloud: Cloud, failure: str | None = None) -> None:
         self.cloud, self.failure, self.count = cloud, failure, 0
 
-    def wake(self, neighbours: bool = False) -> None:
+    def wake(self, service_calls: bool = False) -> None:
         self.count += 1
         action = next(
             row for row in self.cloud.rows(schema.actions) if row.name == "attach_interface"

@@ -148,7 +148,7 @@ def test_live_migrate_waits_for_checks_of_hosts_only_before_2_34(
     add_host2_and_large_flavor(cloud)
     server = create_resting_server(cloud)
 
-    def wake(neighbours: bool = False) -> None:
+    def wake(service_calls: bool = False) -> None:
         action, _ = find_action_and_migration(cloud, server)
         cloud.store.write(
             lambda tx: actions.append(

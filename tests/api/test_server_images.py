@@ -181,7 +181,7 @@ def test_create_image_waits_for_record_step_and_returns_its_failure(
     class Conductor:
         """A conductor that does the step as soon as a wake-up arrives."""
 
-        def wake(self, neighbours: bool = False) -> None:
+        def wake(self, service_calls: bool = False) -> None:
             action = newest_action(cloud)
             with cloud.store.begin() as tx:
                 tx.execute(

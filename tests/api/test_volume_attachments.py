@@ -409,7 +409,7 @@ def test_attach_volume_without_volume_service_returns_501(
 def fail_next_attachment(cloud: Cloud) -> None:
     """Let the next attachment fail as soon as a conductor is woken."""
 
-    def wake(neighbours: bool = False) -> None:
+    def wake(service_calls: bool = False) -> None:
         action = find_actions(cloud, "attach_volume")[-1]
         values = {"state": "failed", "message": "Invalid volume: taken"}
         cloud.change(schema.actions, schema.actions.c.id == action.id, **values)

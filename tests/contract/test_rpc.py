@@ -101,7 +101,7 @@ class CallRecorder:
             assert self.condition.wait_for(lambda: len(self.calls) >= count, timeout=10), self.calls
             return list(self.calls)
 
-    def wake(self, neighbours: bool = False) -> None:
+    def wake(self, service_calls: bool = False) -> None:
         self._record("wake")
 
     loop_back = wake

@@ -39,7 +39,7 @@ class WakeupReceiver:
     def __init__(self) -> None:
         self.wakeup = threading.Event()
 
-    def wake(self, neighbours: bool = False) -> None:
+    def wake(self, service_calls: bool = False) -> None:
         self.wakeup.set()
 
     def loop_back(self) -> None:

@@ -28,10 +28,10 @@ from compute_api.compute.request.turns import Turns
 class Wakeup(Protocol):
     """Wakes a conductor. Calls neither block nor fail.
 
-    ``neighbours`` also wakes the conductor's threads whose steps call external services.
+    ``service_calls`` also wakes the conductor's threads whose steps call external services.
     """
 
-    def wake(self, neighbours: bool = False) -> None: ...
+    def wake(self, service_calls: bool = False) -> None: ...
 
 
 class HostAgents(Protocol):

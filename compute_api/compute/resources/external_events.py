@@ -97,7 +97,7 @@ def _check_event(event: JsonMapping, row: ServerPlace | None) -> int:
 def _wake_plug(request: Request, events: Sequence[JsonMapping], rows: JsonMapping) -> list[int]:
     """Wake actions that wait for a plugged or unplugged port. Return DONE for each event."""
     request.write(actions.wake, {event["server_uuid"] for event in events}, PLUG)
-    request.services.wakeup.wake(neighbours=True)
+    request.services.wakeup.wake(service_calls=True)
     return [DONE] * len(events)
 
 
@@ -117,7 +117,7 @@ def _wake_reimage(request: Request, events: Sequence[JsonMapping], rows: JsonMap
         event["server_uuid"] for event, code in zip(events, codes, strict=True) if code == DONE
     }
     request.write(actions.wake, server_ids, REIMAGE)
-    request.services.wakeup.wake(neighbours=True)
+    request.services.wakeup.wake(service_calls=True)
     return codes
 
 
