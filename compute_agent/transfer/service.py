@@ -242,7 +242,7 @@ class TransferService:
     def _turn(self) -> Iterator[None]:
         if not self._readers.acquire(blocking=False):
             raise errors.Unavailable(
-                "too many transfers from the source host are running; this one is tried again"
+                "the source host serves too many transfers; the destination repeats the request later"
             )
         try:
             yield

@@ -34,7 +34,7 @@ ENDED_BY_HAND = "The action did not continue, and an operator ended it."
 WAYS = {
     "retry": "the action continues at its step; repair the cause first",
     "abort": "the action is undone from its step, and fails",
-    "fail": "the action ends as failed; the server goes to ERROR and accepts the next action; delete always works",
+    "fail": "the action ends as failed; the server goes to ERROR, and then accepts further actions and a delete",
 }
 
 

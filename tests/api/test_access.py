@@ -91,7 +91,7 @@ def test_sampled_operations_return_statuses_of_access_table(world: World) -> Non
 
 # This takes half a minute.
 @pytest.mark.slice("guests")
-def test_all_operations_return_statuses_of_access_table(world: World) -> None:
+def test_operation_by_each_role_returns_status_of_access_table(world: World) -> None:
     assert not (lines := differences(world, whole=True)), "\n".join(lines)
 
 

@@ -146,7 +146,7 @@ def test_every_microversion_can_be_chosen(cloud: Cloud) -> None:
         assert cloud.call("GET", "/servers", mv=version).headers[THEIRS] == version
 
 
-def test_every_answer_has_request_id_headers(cloud: Cloud) -> None:
+def test_response_has_request_id_headers(cloud: Cloud) -> None:
     for token, path in (("user", "/servers"), (None, "/servers"), ("user", "/nothing")):
         answer = cloud.call("GET", path, token=token)
         assert answer.headers["X-Compute-Request-Id"].startswith("req-")

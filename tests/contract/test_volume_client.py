@@ -37,10 +37,7 @@ ELSEWHERE = CONNECTOR | {
 
 
 class Service:
-    """A block storage service of a cloud, with two tokens.
-
-    One is the administrator's, and one is of another project.
-    """
+    """A block storage service of a cloud, with an administrator's token and another project's."""
 
     def __init__(self, url: str, cloud: Cloud, copies_images: bool = True) -> None:
         self.url, self.cloud, self.copies_images = url, cloud, copies_images

@@ -317,7 +317,7 @@ def giant_flavor(large_cloud: Live, demo: Rest) -> Iterator[str]:
 SHORT = "20 hosts: 20 short of MEMORY_MB (need 1048576, most free 1048448)"
 
 
-def test_no_valid_host_reason_names_hosts_to_admins_only(
+def test_create_without_valid_host_shows_host_names_to_admins_only(
     large_cloud: Live, demo: Rest, giant_flavor: str
 ) -> None:
     tenant = Tenant(large_cloud)

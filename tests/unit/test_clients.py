@@ -27,7 +27,7 @@ def test_suite_select_with_only_pattern_drops_tests_of_other_services() -> None:
     )
 
 
-def test_client_suite_reports_left_out_expression_that_matches_no_test() -> None:
+def test_client_suite_reports_unused_exclusion_pattern() -> None:
     suite = Suite("one", ("one/tests",), left_out={r"test_gone": "none", r"test_a": "none"})
     assert suite.find_unused(["A.test_a", "A.test_b"]) == ["test_gone"]
 

@@ -108,8 +108,8 @@ LAUNCHERS = {"sudo", "unshare", "nsenter", "env", "setpriv"}
 #: Files with a name of ``MOUNTING`` -> the file system that they mount, or the reason for the name.
 MOUNTS = {
     "compute_agent/virt/libvirt/volumes/host_connectors.py": "an export whose files are volumes, by the host's mounts",
-    "deploy/one_machine/machine/libvirtd.py": "its folders over those of libvirt; /proc and /sys of its namespaces",
-    "deploy/one_machine/machine/inside.py": "nothing, over the folders of other hosts; a host's own boot id",
+    "deploy/one_machine/machine/libvirtd.py": "the cloud's folders over libvirt's, and /proc and /sys",
+    "deploy/one_machine/machine/inside.py": "hides the folders of other hosts, and mounts the host's own boot id",
     "deploy/one_machine/machine/abilities.py": "checks that this process may mount folders",
     "deploy/one_machine/services/volume/exports.py": "nothing: qemu-nbd serves a volume without a device",
     "compute_agent/virt/mounts.py": "shares of the shared file system service, by NFS",

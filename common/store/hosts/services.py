@@ -140,7 +140,7 @@ class HostsHeard:
 
 
 def hosts_heard(tx: Connection, silence: int) -> HostsHeard:
-    """Count the compute hosts that are up, and those of them heard within ``silence`` seconds."""
+    """Count the compute hosts that are up, and how many of them reported in ``silence`` seconds."""
     limit = now() - silence * SECOND
     heard, known = tx.execute(
         sa.select(

@@ -225,7 +225,7 @@ def _later() -> sa.ColumnElement[int]:
 
 
 def alive(tx: Connection, hashes: Sequence[str]) -> dict[str, int | None]:
-    """Return hash -> ``used_at`` of those of these tokens whose row and guest exist.
+    """Return hash -> ``used_at`` of each token whose row and guest still exist.
 
     A session may continue only if the result contains its token with its own ``used_at``. None
     means that the token has no open session.

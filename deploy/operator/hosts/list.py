@@ -214,7 +214,7 @@ def silence_of(
         heard: How many of the compute hosts that are up conductors hear.
 
     Returns:
-        "" if the host does not count as up, was never heard, or was heard within the limit.
+        The text, or "" if the host counts as down, or if its last report is missing or recent.
     """
     if not is_up or seen_at is None or at - seen_at <= limit * SECOND:
         return ""

@@ -165,7 +165,7 @@ def test_agent_starts_no_guest_before_forbidden_guests_are_stopped(rig: Rig) -> 
     assert stops == {"x", "y"}
     assert rig.agent.take_stop() is None
     assert take_all(rig.agent) == ["end"], (
-        "what belongs to a server whose plug is being pulled waits"
+        "commands of a server wait while the agent powers off its guest"
     )
     rig.agent.record_stop("x", True)
     rig.agent.record_stop("y", False)

@@ -37,8 +37,8 @@ def content_name(image: ImageRef) -> str:
     For example, ``sha512-….qcow2``.
 
     Raises:
-        VerbFailed: The algorithm is not one of ``HASHES``, the format is not one of ``FORMATS``, or
-            the checksum is malformed.
+        VerbFailed: ``HASHES`` lacks the algorithm, ``FORMATS`` lacks the format, or the checksum is
+            malformed.
     """
     if image.hash_algo not in HASHES:
         raise VerbFailed(

@@ -14,8 +14,8 @@ USES = ("available", "reserved", "attaching", "in-use", "detaching")
 def derive_status(change: VolumeChange, volume_id: str) -> str:
     """Return the status of a volume that follows from its attachments.
 
-    It is in-use if one is attached, otherwise attaching if one is attaching, otherwise reserved.
-    Without attachments it is available.
+    The status is in-use if an attachment is attached, else attaching if an attachment is attaching,
+    else reserved. Without attachments the status is available.
     """
     statuses = set(
         change.connection.execute(

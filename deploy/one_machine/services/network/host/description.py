@@ -207,8 +207,8 @@ def parse(tree: JsonValue) -> Description:
     ``warnings``. A port with ``up`` False is left out without a report.
 
     Raises:
-        ValueError: The description is no object with a revision, or one of ``PARTS`` has the wrong
-            type.
+        ValueError: The description is not an object, has no revision, or has a part of ``PARTS``
+            with the wrong type.
     """
     if not isinstance(tree, dict) or not isinstance(tree.get("revision"), int):
         raise ValueError("The description is no object with a revision.")
