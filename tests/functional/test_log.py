@@ -25,6 +25,18 @@ def collect_lines(caplog: pytest.LogCaptureFixture, server: str) -> Lines:
     return lines
 
 
+def await_lines(cloud: Cloud, caplog: pytest.LogCaptureFixture, server: str, actions: int) -> Lines:
+    """Wait until the log has the ends of a number of actions, and return the lines.
+
+    The conductor logs after the commit, so an action can have ended in the database before its
+    lines are in the log.
+    """
+    cloud.await_true(
+        lambda: len(collect_lines(caplog, server)["action"]) >= actions, 20, "the log lines"
+    )
+    return collect_lines(caplog, server)
+
+
 def test_log_lines_have_request_id_from_action_to_host_command(
     cloud: Cloud, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -33,8 +45,7 @@ def test_log_lines_have_request_id_from_action_to_host_command(
     cloud.await_state([server], states.ACTIVE)
     cloud.begin_action(server, "os-stop")
     cloud.await_state([server], states.STOPPED)
-    cloud.await_idle()
-    lines = collect_lines(caplog, server)
+    lines = await_lines(cloud, caplog, server, actions=2)
     [create, stop] = lines["action"]
     assert (create["workflow"], create["state"]) == ("create", "done")
     assert (stop["workflow"], stop["request"]) == ("stop", USER.request_id)
@@ -56,8 +67,7 @@ def test_log_line_of_failed_step_has_reason(cloud: Cloud, caplog: pytest.LogCapt
     caplog.set_level(logging.INFO)
     [server] = cloud.create(host="nowhere")
     cloud.await_state([server], states.ERROR)
-    cloud.await_idle()
-    lines = collect_lines(caplog, server)
+    lines = await_lines(cloud, caplog, server, actions=1)
     assert [line["state"] for line in lines["action"]] == ["failed"]
     [failed] = [line for line in lines["step"] if line["event"] == "failed"]
     assert failed["why"] and failed["step"] == "place"
