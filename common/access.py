@@ -18,10 +18,15 @@ DATABASE, BROKER, IDENTITY = "database", "broker", "identity"
 
 
 def check(conf: cfg.ConfigOpts, *services: str) -> None:
-    """Check that these services accept this process. A service that does not answer passes.
+    """Check that each named service accepts this process. A service that does not answer passes.
+
+    Args:
+        conf: The configuration.
+        *services: Keys of ``CHECKS``, for example "database".
 
     Raises:
-        ConfigError: A service refuses. The text names the option and the remedy.
+        ConfigError: A service refuses the login, or the configuration of its connection is not
+            valid. The text names the option and the remedy.
     """
     for service in services:
         try:
@@ -31,10 +36,10 @@ def check(conf: cfg.ConfigOpts, *services: str) -> None:
 
 
 def database(conf: cfg.ConfigOpts) -> None:
-    """Open a connection to the database.
+    """Open a connection to the database, and close it.
 
     Raises:
-        ConfigError: The database refuses.
+        ConfigError: The database refuses, or the configuration of the connection is not valid.
         NoStore: The database does not answer.
     """
     from common.store.engine import Store
@@ -47,11 +52,11 @@ def database(conf: cfg.ConfigOpts) -> None:
 
 
 def broker(conf: cfg.ConfigOpts) -> None:
-    """Open a connection to the broker.
+    """Open a connection to the broker, and close it.
 
     Raises:
-        ConfigError: The broker refuses.
-        Unavailable: The broker does not answer.
+        ConfigError: The broker refuses, or the configuration of the connection is not valid.
+        Unavailable: The broker does not answer, or no broker is configured.
     """
     from common.rpc.broker import look_in
 
@@ -59,11 +64,12 @@ def broker(conf: cfg.ConfigOpts) -> None:
 
 
 def identity(conf: cfg.ConfigOpts) -> None:
-    """Get a token from the identity service.
+    """Get a token from the identity service, and drop it.
 
     Raises:
-        ConfigError: The service refuses.
-        Unavailable: The service does not answer.
+        ConfigError: The service answers 401 or 404, or a configured URL is plain HTTP to another
+            machine.
+        Unavailable: The service does not answer, or answers with another error.
     """
     from common.clients.identity import IdentityClient
 

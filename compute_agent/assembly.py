@@ -232,8 +232,8 @@ def _transfer_proof(conf: cfg.ConfigOpts, address: str) -> tls.Tls | None:
         None if no TLS files are configured, and plain connections at ``address`` are permitted.
 
     Raises:
-        ConfigError: [migration] names only some of the files, a file cannot be used, or plain
-            connections are not permitted.
+        ConfigError: [migration] names only some of the files, a file cannot be used, [tls] has no
+            certificate but an authority, or plain connections are not permitted.
     """
     options = conf.migration
     files = options.transfer_cert, options.transfer_key, options.transfer_ca
@@ -280,10 +280,10 @@ def copies_at_a_time(workers: int) -> int:
 
 
 def builds_at_a_time(workers: int, most: int) -> int:
-    """Return the number of workers that may build guests from images.
+    """Return the number of workers that may build guests, at most ``copies_at_a_time``.
 
     Args:
         workers: Number of workers.
-        most: Configured limit. 0 means no limit other than ``copies_at_a_time``.
+        most: Configured limit. 0: no limit other than ``copies_at_a_time``.
     """
     return min(most or workers, copies_at_a_time(workers))

@@ -39,12 +39,12 @@ class CertificateFile:
     has_key: bool = True
 
     def renew(self, client: HostCertificatesClient) -> None:
-        """Replace the certificate with a new certificate signed by the conductors.
+        """Replace key and certificate: make a new key, and let a conductor sign its certificate.
 
         Raises:
             Problem: Conductors refuse or do not answer.
             OSError, ValueError: The file cannot be read or written, the key is in another file, or
-                the new certificate does not end later than the present one.
+                the new certificate is for another key or does not end later than the present one.
         """
         if not self.has_key:
             raise ValueError(

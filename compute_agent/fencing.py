@@ -25,7 +25,7 @@ def power_off(driver: Driver, server: str) -> bool:
     """Power off a guest that must not run on this host.
 
     Returns:
-        False if the driver failed. The caller must then retry.
+        False if the driver failed, which is logged. The caller must then retry.
     """
     try:
         driver.pull_plug(server)
@@ -61,7 +61,7 @@ class Fencing:
                 self._fence()
 
     def _fence(self) -> None:
-        """Power off all guests, and end the fencing when all are off.
+        """Power off all running or paused guests, and end the fencing when all are off.
 
         The begin is journalled only if a guest runs or the hypervisor fails. If guests cannot be
         listed or powered off, the fencing does not end, and the next check retries.

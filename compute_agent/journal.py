@@ -55,7 +55,10 @@ class Journal:
             )
 
     def fences(self) -> dict[str, int]:
-        """Return the highest fence of each server, as far as ``end`` has recorded it."""
+        """Return server -> highest fence that ``end`` has recorded.
+
+        A start of the agent deletes fences that are older than ``KEEP_DAYS``.
+        """
         with self._lock:
             return dict(self._db.execute("SELECT server, fence FROM fences"))
 
@@ -84,7 +87,7 @@ class Journal:
             )
 
     def begin(self, key: str) -> None:
-        """Record that a command begins, before it has an effect.
+        """Record that a command begins, before its effect. An existing record stays unchanged.
 
         ``verbs.run`` calls this only for verbs with ``runs_once``, and for live migrations.
         """
@@ -92,7 +95,7 @@ class Journal:
             self._db.execute("INSERT OR IGNORE INTO results (key) VALUES (?)", (key,))
 
     def end(self, result: Result) -> None:
-        """Record a result and the server's fence in one transaction."""
+        """Record a result, and the server's fence if higher, in one transaction."""
         with self._lock:
             self._db.execute("BEGIN IMMEDIATE")
             self._db.execute(
@@ -121,7 +124,7 @@ class Journal:
             )
 
     def fencings(self, boot: str) -> tuple[int, bool]:
-        """Return the number of fencings since that boot, and True if the last has not ended.
+        """Return the number of fencings of this boot id, and True if the last has not ended.
 
         Without a recorded fencing the result is (0, False).
         """

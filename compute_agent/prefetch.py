@@ -48,13 +48,16 @@ class Prefetch:
             self._changed.notify()
 
     def close(self) -> None:
-        """Let ``work`` end, and cancel a running download. Do not wait for either."""
+        """Make ``work`` return, and cancel a running download. Do not wait for either."""
         with self._changed:
             self._closed = True
             self._changed.notify()
 
     def work(self) -> None:
-        """Download the images of the queue until ``close`` is called."""
+        """Download the queued images one after the other, and report each outcome, until ``close``.
+
+        A download that ``close`` cancels is not reported.
+        """
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._waiting or self._closed)
@@ -69,7 +72,7 @@ class Prefetch:
                 self._report(key, problem)
 
     def _fetch(self, image: ImageRef, access: Access) -> str | None:
-        """Download one image.
+        """Download one image to this host.
 
         Returns:
             The reason of the failure, "" on success, or None if the download was cancelled.

@@ -59,7 +59,7 @@ class HostQueries:
 
         Raises:
             NotImplementedHere: The agent does not know the query.
-            Problem: The query failed. The API returns this error to the user.
+            Problem: The query failed, for example NotFound or Conflict.
         """
         if verb not in self._answers:
             raise errors.NotImplementedHere(
@@ -105,10 +105,10 @@ class HostQueries:
         return {}
 
     def _server_facts(self, arguments: Arguments) -> JsonObject:
-        """Return power state, fence and facts of a server's guest.
+        """Return a server's ``power_state``, ``fence`` and ``facts`` (``HostedServer`` as JSON).
 
         Raises:
-            NotFound: This host has no guest of the server.
+            NotFound: This host has no guest of the server, or the facts cannot be read.
         """
         server = arguments["server"]
         state = next((domain for domain in self._driver.domains() if domain.server == server), None)

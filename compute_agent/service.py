@@ -125,7 +125,10 @@ class AgentProcess:
                 self._exchange_now.set()
 
     def _store_access(self, commands: list[Command], access: Access | None) -> None:
-        """Store the access to images for these commands, and drop the access of ended commands."""
+        """Store the access to images for these commands, and drop that of commands not in hand.
+
+        ``access`` is None if the commands have no images. The caller holds the lock.
+        """
         if access is not None:
             self._access |= {str(command.key): access for command in commands}
         self._access = {
@@ -139,16 +142,19 @@ class AgentProcess:
         return self._queries.answer(verb, arguments)
 
     def _record_prefetch(self, image: str, problem: str) -> None:
-        """Record the outcome of a prefetch. ``problem`` is empty if the image is on this host."""
+        """Record the outcome of a prefetch, and request an exchange.
+
+        ``problem`` is empty if the image is on this host.
+        """
         with self._lock:
             self._agent.record_prefetch(image, problem)
         self._exchange_now.set()
 
     def _record_event(self, server: str) -> None:
-        """Record an event of the driver, so that the next exchange reports the domain's state.
+        """Record that the driver reported an event of a server's domain, for the next exchange.
 
-        The exchange is requested at once. While a command for the server runs, it is not requested,
-        because the end of the command requests one, and the command may have caused the event.
+        An exchange is requested at once, unless a command for the server runs. The end of the
+        command requests one, and the command may have caused the event.
         """
         with self._lock:
             self._servers_with_event.add(server)
@@ -160,8 +166,8 @@ class AgentProcess:
         """Loop of a worker: power off guests that must not run here, then carry out commands.
 
         Commands that wait for their guest (``Verb.waits_for_guest``) get a thread of their own. The
-        loop ends after ``close``, or when another worker has replaced this one because its command
-        hung.
+        loop ends after ``close``. A worker whose command hung has been replaced, and ends with that
+        command.
         """
         replaced = False
         while not self._stop.is_set() and not replaced:
@@ -190,7 +196,7 @@ class AgentProcess:
         """Log commands that have begun to hang, and start a new worker for each of their workers.
 
         The hanging thread remains, and ends when its command ends. Commands that wait for their
-        guest occupy no worker and get no new worker.
+        guest occupy no worker, so no worker is started for them.
         """
         with self._lock:
             hanging_work = self._agent.take_hanging()
@@ -209,7 +215,8 @@ class AgentProcess:
     def _pull_plug(self, server: str) -> None:
         """Power off the domain of a server from ``Agent.take_stop``, and record the result.
 
-        Until this succeeds, the agent starts no guest on this host, and a worker tries again.
+        Until this succeeds, the agent starts no guest on this host. After a failure, this method
+        waits a second, and a worker tries again.
         """
         is_off = power_off(self._driver, server)
         if is_off:
@@ -225,8 +232,9 @@ class AgentProcess:
         """Carry out a command, and log the result.
 
         Returns:
-            The result. None if the command was cancelled, cannot be carried out now, or could not
-            be journalled. The conductor then sends the command again if it is still valid.
+            The result. None if ``verbs.run`` returned None or failed, for example because the
+            journal cannot be written. The conductor then sends the command again if it is still
+            valid.
         """
         began, outer = time.monotonic(), request_id.set(work.command.request_id)
         result = None
@@ -254,7 +262,7 @@ class AgentProcess:
 
         def access() -> Access:
             if (image_access := self._access.get(work.key)) is None:
-                raise errors.Unavailable("the command came without a ticket for its image")
+                raise errors.Unavailable("the command came without access to its image")
             return image_access
 
         def read_image(image: str) -> Iterator[bytes]:
@@ -279,13 +287,13 @@ class AgentProcess:
         return verbs.Tools(self._driver, read_image, write_image, context, self._peer)
 
     def talk(self) -> None:
-        """Loop: exchange messages with conductors until the process ends.
+        """Loop: exchange messages with conductors until ``close``.
 
-        An exchange takes place at once if there is something to report, else every five seconds. A
-        heartbeat replaces the periodic exchange of an idle host. Without an answer the agent
-        retries within a second, with timeouts of 1, 2 and 4 seconds. The periodic exchange also
-        requests commands that the host lacks. A host that often has something to report needs this
-        too, because commands to the host may have been lost.
+        An exchange takes place at once if there is something to report, else about every five
+        seconds. A heartbeat replaces the periodic exchange of an idle host. Without an answer the
+        agent retries within a second, with timeouts of 1, 2 and then 4 seconds. The periodic
+        exchange also requests commands that the host lacks. A host that often has something to
+        report needs this too, because commands to the host may have been lost.
         """
         failures, next_request_at = 0, 0.0
         while not self._stop.is_set():
@@ -323,11 +331,11 @@ class AgentProcess:
                 self._stop.wait(1.0)
 
     def _is_idle(self) -> bool:
-        """Send a heartbeat if the host has nothing to report. True if no exchange is needed.
+        """Send a heartbeat if the host has nothing to report. Return True if no exchange is needed.
 
-        False if the host has something to report, the conductor has work for the host, no answer
-        came, or heartbeats pause: after a heartbeat without an answer, none is sent for
-        ``HEARTBEAT_PAUSE_SECONDS``.
+        The result is True only if the conductor answers that it has no work for the host. No
+        heartbeat is sent if ``Agent.heartbeat`` requires an exchange, if an event of the driver
+        must be reported, or for ``HEARTBEAT_PAUSE_SECONDS`` after a heartbeat without an answer.
         """
         if time.monotonic() < self._no_heartbeat_before:
             return False
@@ -351,7 +359,7 @@ class AgentProcess:
         return answer is not None and answer.nothing
 
     def _read_host(self) -> None:
-        """Read domains, inventory, metrics and files from the driver, and record them."""
+        """Read domains, inventory, metrics and the servers with files alone, and record them."""
         domains, inventory, metrics = self._driver.domains(), self._inventory(), self._metrics()
         files = self._driver.files_alone()
         with self._lock:
@@ -368,7 +376,8 @@ class AgentProcess:
             timeout: Seconds to wait for the answer.
 
         Raises:
-            Problem: No answer came in time, or the answer is this error.
+            Problem: No answer came in time, the answer is this error, or the hypervisor does not
+                answer.
             Exception: The driver failed.
         """
         registration = self._agent.needs_registration()
@@ -448,13 +457,13 @@ class AgentProcess:
             self._threads = [started for started in self._threads if started.is_alive()] + [thread]
 
     def close(self) -> list[threading.Thread]:
-        """End all threads, and cancel the commands in hand, except live migrations.
+        """Request the end of all threads, and cancel running commands except live migrations.
 
         Conductors send the commands again to the next agent, which joins running migrations.
 
         Returns:
-            The threads that did not end within ``CLOSE_TIMEOUT_SECONDS``, because their commands
-            hang or migrate a guest.
+            The threads that did not end within ``CLOSE_TIMEOUT_SECONDS``, for example because a
+            command hangs or migrates a guest.
         """
         self._stop.set()
         self._exchange_now.set()

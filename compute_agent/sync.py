@@ -172,7 +172,7 @@ class Agent:
         A control of a live migration is applied at once. A higher fence cancels the server's
         commands with lower fences. A command that is in hand or has an unacknowledged result is
         ignored. Commands of another session are dropped. Commands that are unknown, malformed, or
-        have an older fence are refused, which the next exchange reports.
+        have an older fence are refused, and the refusal is reported like a result.
         """
         for command in commands:
             if command.session != self.session:
@@ -253,7 +253,10 @@ class Agent:
             self._work[key] = Work(command, verb, begun=begun)
 
     def _raise_fence(self, server: str, fence: int) -> None:
-        """Set a new fence of a server, and cancel the server's commands with a lower fence."""
+        """Set a new fence of a server, and cancel the server's commands with a lower fence.
+
+        A fence that is equal changes nothing.
+        """
         self._fences[server] = fence
         for work in self._work.values():
             if work.command.server == server and work.command.fence < fence:
@@ -282,10 +285,10 @@ class Agent:
         """Return the next command and mark the command as running, or return None without one.
 
         At most one command runs for each server. The caller must call ``record_result``. Cancelled
-        commands are dropped, and so are commands that need a lease which has lapsed since they were
-        sent. A command waits while one of its pools is full, and others may overtake it. A
-        migration that an earlier agent has begun does not wait for its pool. No guest is started
-        before all guests that must not run here are off.
+        commands are dropped, and so are commands that need a lease if the lease has not lasted
+        since they were sent. A command waits while one of its pools is full or its server is being
+        powered off, and others may overtake it. A migration that an earlier agent has begun does
+        not wait for its pool. No guest is started before all guests that must not run here are off.
         """
         running = [work for work in self._work.values() if work.running]
         busy = {work.command.server for work in running} | self._stopping
@@ -318,9 +321,10 @@ class Agent:
     def take_hanging(self) -> list[Work]:
         """Return the running commands that have begun to hang, and mark them as replaced.
 
-        Each command is returned once. The caller must start another worker in place of its worker.
-        A replaced command no longer counts in its pools. Further commands of the same server still
-        wait.
+        A command hangs after the agent's ``hang`` seconds without a sign of life (``is_alive``).
+        Each command is returned once. The caller must start another worker in place of its worker,
+        except for a command that waits for its guest and occupies no worker. A replaced command no
+        longer counts in its pools. Further commands of the same server still wait.
         """
         hanging_work = [
             work for work in self._work.values() if not work.replaced and self._hangs(work)
@@ -342,8 +346,8 @@ class Agent:
     def take_stop(self) -> str | None:
         """Return a server whose domain must be powered off now, or None.
 
-        These are the servers that the last registration named. The caller powers the domain off and
-        then calls ``record_stop``. Until then the server is not returned again. A server with a
+        The answer to the last registration named these servers. The caller powers the domain off
+        and then calls ``record_stop``. Until then the server is not returned again. A server with a
         running command that starts its guest is not returned before the command has ended.
         """
         starting = {
@@ -360,7 +364,7 @@ class Agent:
         """Record whether a server's domain is off. If not, ``take_stop`` returns the server again.
 
         If the domain is off, journalled results that report the guest as running or paused are
-        deleted.
+        deleted, so that their commands are carried out again when they are repeated.
         """
         self._stopping.discard(server)
         if is_off:
@@ -370,14 +374,14 @@ class Agent:
     def has_lease(self) -> bool:
         """Return True if a conductor answered a message of the last ``LEASE_SECONDS``.
 
-        Not counted are an answer to a report that has no session or comes after the begin of a
-        fencing, and an answer to a heartbeat that the conductor has work for the host. Without a
-        lease no guest is started.
+        The time counts from the sending of the message. These answers do not count: an answer
+        without a session, an answer to a report from before a fencing began, and an answer to a
+        heartbeat that the conductor has work for the host. Without a lease no guest is started.
         """
         return self._clock.monotonic() - self._acknowledged_at < LEASE_SECONDS
 
     def silence(self) -> float:
-        """Return the seconds since the last message that a conductor answered.
+        """Return the seconds since the agent sent the last message that a conductor answered.
 
         ``has_lease`` states which answers do not count.
 
@@ -395,7 +399,7 @@ class Agent:
         return not work.cancelled and self._is_valid(work, START_MARGIN_SECONDS)
 
     def _is_valid(self, work: Work, left: float = 0.0) -> bool:
-        """Return True if the lease has held since the command, and lasts ``left`` more seconds.
+        """Return True if the lease of the command's session lasts ``left`` more seconds.
 
         After a new registration another host may have the server. If the command is still valid, a
         conductor sends it again in the new session.
@@ -432,7 +436,10 @@ class Agent:
         self._is_fencing, self._alone_since = False, self._clock.monotonic()
 
     def record_result(self, work: Work, result: Result | None) -> None:
-        """Record the end of a command. ``result`` is None if the conductor has to send it again."""
+        """Record the end of a command, and its result for the next exchange.
+
+        ``result`` is None if the conductor has to send the command again.
+        """
         self._work.pop(work.key, None)
         if result is not None:
             self._results[result.key] = result
@@ -459,9 +466,9 @@ class Agent:
     ) -> None:
         """Record inventory, metrics, and the servers of which the host has files and no domain.
 
-        Inventory and files are reported if they differ from those that a conductor has acknowledged
-        last. Metrics are reported with the next exchange, even if equal. Files of servers with a
-        command in hand or an unacknowledged result count as in use and are left out.
+        The next exchange reports the metrics, even if equal, and inventory and files if they differ
+        from the last that a conductor has acknowledged. Files of servers with a command in hand or
+        an unacknowledged result count as in use and are left out.
 
         Args:
             inventory: The present inventory.
@@ -495,10 +502,11 @@ class Agent:
 
     # --- Exchanges ---
     def wants_full_report(self) -> bool:
-        """Return True if the next exchange must report all domains.
+        """Return True if the next exchange must report all domains. A registration does so anyway.
 
         This is so at the start, a minute after all domains were read last, when a conductor did not
-        answer a heartbeat or had work for the host, and when a conductor sent a higher fence.
+        answer a heartbeat or had work for the host, and when an answer had a higher fence of a
+        server (``SyncAnswer.guests``).
         """
         return (
             self._looked_at is None
@@ -531,7 +539,8 @@ class Agent:
         """Return a heartbeat, or None if an exchange is needed.
 
         An exchange is needed if the agent must register or report all domains, if there is
-        something else to report, or if a command is in hand.
+        something else to report, or if a command is in hand. The lease that the answer renews
+        begins now.
         """
         idle = not (
             self.needs_registration()
@@ -552,7 +561,8 @@ class Agent:
     def record_heartbeat_answer(self, answer: HeartbeatAnswer | None) -> None:
         """Process the answer to a heartbeat.
 
-        If the conductor has work for the host, or no answer came (None), the next exchange reports
+        If the conductor has no work for the host, the lease is renewed from the time of the
+        heartbeat. If the conductor has work, or no answer came (None), the next exchange reports
         all domains.
         """
         if answer is not None:
@@ -563,11 +573,11 @@ class Agent:
             self._looked_at = None
 
     def is_working_on(self, server: str) -> bool:
-        """Return True if a command runs for this server. Its result reports the domain state."""
+        """Return True if a command runs for this server. Waiting commands do not count."""
         return any(work.running and work.command.server == server for work in self._work.values())
 
     def in_hand(self) -> Mapping[str, Work]:
-        """Return the commands that wait or run, by key."""
+        """Return the commands that wait or run, by ``Work.key``."""
         return self._work
 
     def has_news(self) -> bool:
@@ -590,8 +600,11 @@ class Agent:
     ) -> Sync:
         """Build the next report to a conductor. Pass its answer to ``record_answer``.
 
+        The lease that the answer renews begins now. Recorded metrics are reported once, even if the
+        report is lost.
+
         Args:
-            ask: True to request the commands that this host lacks.
+            ask: True to request the commands that this host lacks, and to report progress.
             domains: The states of all domains, or None if they are not reported.
             inventory: The inventory for a registration, or None to stay in the session.
         """
@@ -661,8 +674,9 @@ class Agent:
     def record_answer(self, request: Sync, answer: SyncAnswer) -> None:
         """Process a conductor's answer to a request: renew the lease, and accept its commands.
 
-        If the answer has no session, or a fencing has begun since the request, the agent must
-        register again, and the rest of the answer is ignored.
+        What the conductor acknowledges is not reported again. If the answer has no session, or a
+        fencing has begun since the request, the agent must register again. Then only the cookie of
+        the answer is used.
         """
         self._cookie = answer.cookie
         if answer.session == 0 or request.boot_id != self._reported_boot_id():

@@ -62,9 +62,9 @@ class Cancelled(Exception):
 
 @contextmanager
 def before_guest_is_touched() -> Iterator[None]:
-    """Give failures in this block the reason UNTOUCHED: the guest is unchanged.
+    """Set the reason of each VerbFailed in this block to UNTOUCHED: the guest is unchanged.
 
-    An OSError becomes a VerbFailed with this reason.
+    An OSError becomes a VerbFailed with this reason. Other exceptions stay as they are.
     """
     try:
         yield
@@ -109,7 +109,12 @@ class VerbContext:
     may_start: Callable[[], bool] = _always
 
     def phase(self, phase: CommandPhase, percent: int | None = None) -> None:
-        """Report the phase of the verb."""
+        """Report the phase of the verb.
+
+        Args:
+            phase: The phase that begins or continues.
+            percent: The part of the phase that is done, or None if unknown.
+        """
         self.report_progress(CommandProgress(phase, percent))
 
     def require_lease(self) -> None:
@@ -119,7 +124,8 @@ class VerbContext:
         command if it is still valid.
 
         Raises:
-            errors.Unavailable: The host holds no lease, or the command is not valid any more.
+            errors.Unavailable: The host's lease has lapsed or is about to, or the command is not
+                valid any more.
         """
         if not self.may_start():
             raise errors.Unavailable(
@@ -146,10 +152,11 @@ class Peer(Protocol):
     """The files of a guest on another host."""
 
     def parts(self) -> list[Part]:
-        """Return the files.
+        """Return the files that the other host offers.
 
         Raises:
-            VerbFailed: The host does not offer them, or the list is not valid.
+            VerbFailed: The host does not offer files, the list is not valid, or this host's TLS
+                files cannot be used.
             Unavailable: The host does not answer.
         """
 
@@ -159,8 +166,8 @@ class Peer(Protocol):
         ``name`` is the name of the file in ``parts``. Empty data is a sign of life of the host.
 
         Raises:
-            VerbFailed: The host does not offer the file, or the data differs from the data that the
-                host sent.
+            VerbFailed: The host does not offer the file, the data differs from the data that the
+                host sent, or this host's TLS files cannot be used.
             Unavailable: The connection is lost.
         """
 

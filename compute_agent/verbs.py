@@ -123,6 +123,7 @@ def carry_out(tools: Tools, command: Command, verb: Verb) -> Outcome:
         Unavailable: The hypervisor, the image service or another host does not answer, or this host
             may not start guests now.
         Cancelled: The verb was cancelled.
+        Exception: The driver failed unexpectedly.
     """
     driver, read_image, context = tools.driver, tools.read_image, tools.context
     server, fence = command.server, command.fence
@@ -220,7 +221,10 @@ def carry_out(tools: Tools, command: Command, verb: Verb) -> Outcome:
 
 
 def _peer(tools: Tools, server: str, verb: Prepare | Receive) -> Peer | None:
-    """Return the guest's files at the source, or None if both hosts share the storage."""
+    """Return the guest's files at the source, or None if both hosts share the storage.
+
+    A verb for shared storage has no ``source``.
+    """
     return None if verb.source is None else tools.peer(verb.source, server, verb.secret)
 
 
@@ -248,7 +252,7 @@ def run(
     "unknown".
 
     Args:
-        journal: Stores the begin of some commands and the result.
+        journal: Stores the result, and the begin of verbs that run once or migrate.
         tools: The resources that the verb uses.
         command: The command.
         verb: The parsed verb of the command.
@@ -299,9 +303,10 @@ def run(
 
 
 def _build_failure(command: Command, problem: Exception) -> Result:
-    """Build the result of a failed verb and log the failure.
+    """Build the result of a failed verb and log the failure. The caller journals the result.
 
-    The tenant's text of an unexpected exception contains no details, and the result is retryable.
+    After an unexpected exception, the tenant's text contains no details, and the result is
+    retryable.
     """
     if isinstance(problem, VerbFailed):
         log.warning(

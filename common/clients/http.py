@@ -65,9 +65,9 @@ def kind_of(status: int) -> type[errors.Problem]:
 def refusal_of(answer: HttpAnswer, name: str, needs: str) -> errors.Problem:
     """Return the error for a response with a refusal. The caller raises the error.
 
-    Status 401 is Unauthorized and 406 is Conflict, both with a fixed text. Otherwise the text
-    contains the service's message, which is in the first value of the JSON body, or the status if
-    the body has no message.
+    Status 401 is Unauthorized and 406 is Conflict, both with a fixed text. Otherwise ``kind_of``
+    returns the class, and the text contains the service's message, which is in the first value of
+    the JSON body, or the status if the body has no message.
 
     Args:
         answer: The response.
@@ -90,7 +90,7 @@ def require_answer(url: str, seconds: float = 2) -> None:
 
     Args:
         url: The URL.
-        seconds: Time limit.
+        seconds: Time limit for the connection, and again for each part of the response.
 
     Raises:
         Unavailable: The service does not answer, or answers with a transient status.
@@ -156,6 +156,8 @@ class Document(dict[str, Any]):
 def document(answer: HttpAnswer, name: str) -> Document:
     """Return the JSON object in a response, or an empty object if the response has no body.
 
+    Reading a key that the result lacks raises Unavailable too.
+
     Args:
         answer: The response.
         name: The service's name, for the error.
@@ -203,10 +205,10 @@ class Breaker:
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def is_open(self) -> bool:
-        """Return True if no request may be sent now.
+        """Return True if no request may be sent now, because the last ``FAILURES`` requests failed.
 
-        When the pause is over, one caller gets False and sends a request. Other callers still get
-        True, until ``record`` has received a success or ``PAUSE`` seconds have passed.
+        After ``PAUSE`` seconds one caller gets False, to try a request. Other callers get True for
+        another ``PAUSE`` seconds, unless ``record`` receives a success before.
         """
         with self._lock:
             if self._failures < FAILURES:
@@ -217,7 +219,7 @@ class Breaker:
             return False
 
     def record(self, answered: bool) -> None:
-        """Record the outcome of a request.
+        """Count a failed request and restart the pause, or reset the count after a success.
 
         Args:
             answered: False if the service was unreachable or failed.
@@ -299,7 +301,8 @@ class OptionalService:
         """Return True if the service's URL is configured or in the catalogue.
 
         Raises:
-            Unavailable: The catalogue cannot be read, or the URL in the catalogue is refused.
+            Unavailable: The catalogue cannot be read, or the URL in the catalogue is plain HTTP to
+                another machine.
         """
         return bool(self._find_url())
 
@@ -308,7 +311,7 @@ class OptionalService:
 
         Raises:
             Unavailable: The cloud lacks the service, the catalogue cannot be read, or the URL in
-                the catalogue is refused.
+                the catalogue is plain HTTP to another machine.
         """
         if not (url := self._find_url()):
             raise not_registered(self.service_name, self.section)
@@ -339,7 +342,10 @@ class Http:
     _session: Session | None = field(default=None, repr=False)
 
     def base(self) -> str:
-        """Return the service's URL without a slash at the end."""
+        """Return the service's URL without a slash at the end.
+
+        Errors of a function ``endpoint`` are passed on.
+        """
         return (self.endpoint if isinstance(self.endpoint, str) else self.endpoint()).rstrip("/")
 
     def send(
@@ -397,7 +403,7 @@ class Http:
         return answer
 
     def _refusal(self, url: str) -> str:
-        """Return the reason to refuse an http:// URL, or an empty text.
+        """Return the reason to refuse an http:// URL. Empty if the service's own URL is no https://.
 
         Invariant: a service with an https URL is never accessed by plain HTTP.
         """

@@ -92,9 +92,9 @@ class IdentityClient:
         """Check that Kilonova's user can log in, and store the new token.
 
         Raises:
-            ConfigError: The identity service does not accept the user, password or project, or the
-                URL is not that of an identity service.
-            Unavailable: The identity service does not answer, or fails.
+            ConfigError: The identity service does not accept the user, password or project (401),
+                or the URL is wrong (404).
+            Unavailable: The identity service does not answer, or answers with another error.
         """
         from keystoneauth1 import exceptions
 
@@ -135,7 +135,10 @@ class IdentityClient:
             )
 
     def describe_user(self) -> str:
-        """Return the user with its project and roles, for errors about missing roles."""
+        """Return Kilonova's user, project and roles as text, for errors about missing roles.
+
+        Without roles in the present token, the text contains "its roles are not known".
+        """
         own = self._conf.identity
         return f"{own.username} of project {own.project_name} ({', '.join(self.roles()) or 'its roles are not known'})"
 
@@ -267,10 +270,10 @@ class IdentityClient:
         return url
 
     def _look_up(self, access: AccessInfo, kind: str) -> str | None:
-        """Return a service's URL in the catalogue, or None if the catalogue lacks the service.
+        """Return a service's public URL in a catalogue. None without a URL in [identity] region.
 
         Raises:
-            Unavailable: As for ``_require_tls``.
+            Unavailable: The URL is plain HTTP to another machine.
         """
         from keystoneauth1 import exceptions
 
@@ -283,10 +286,12 @@ class IdentityClient:
         return self._require_tls(kind, str(url)) if url else None
 
     def _require_tls(self, kind: str, url: str) -> str:
-        """Return the URL of a service, unless plain HTTP would be used to another machine.
+        """Return the URL unchanged, after a check that it is not plain HTTP to another machine.
+
+        A refused URL is logged once. With [identity] or [tls] allow_plain_text every URL passes.
 
         Raises:
-            Unavailable: Plain HTTP would be used. Actions wait until the operator has corrected the
+            Unavailable: The URL is refused. Actions wait until the operator has corrected the
                 catalogue.
         """
         alternative = f", set one as [{SECTIONS[kind]}] endpoint" if kind in SECTIONS else ""
@@ -310,8 +315,9 @@ class IdentityClient:
     def _access(self, fresh: bool = False) -> AccessInfo:
         """Return the present token with its catalogue, or wait for the token that is being fetched.
 
-        A token that ends within ``RENEW`` seconds, or whose catalogue is old, is returned while a
-        thread fetches the next one. A token that ends within ``GOOD`` seconds is not returned.
+        If the present token ends within ``RENEW`` seconds, or its catalogue is older than
+        ``BELIEVED_SECONDS``, a thread fetches the next token, unless the breaker is open. The
+        present token is returned meanwhile, unless it ends within ``GOOD`` seconds.
 
         Args:
             fresh: Ignore the present token and wait for a new one.

@@ -94,7 +94,7 @@ class Image:
 
 
 def image_of(answer: JsonObject) -> Image:
-    """Return the record in the body of a Glance v2 response."""
+    """Return the image in a record of Glance v2. Keys outside ``OWN_KEYS`` are properties."""
     properties = {
         key: str(value)
         for key, value in answer.items()
@@ -346,7 +346,7 @@ class ImageClient:
             _check(answer)
 
     def find(self, filters: Mapping[str, str], token: str) -> list[JsonObject]:
-        """Return the records of all images with these fields and properties, newest first.
+        """Return the records of all images that match and that the token may see, newest first.
 
         All pages are read. ``filters`` are query parameters of the image service.
 
@@ -371,7 +371,7 @@ class ImageClient:
             image_id: The image's id. The record exists.
             token: The token of a user that may change the image.
             chunks: The data. An exception of this iterator ends the upload, and the image stays
-                without data.
+                without data. The exception is passed on, but an OSError as Unavailable.
 
         Raises:
             NotFound: The image's record does not exist any more.
@@ -392,7 +392,8 @@ class ImageClient:
         An image that is already active and empty is no error.
 
         Raises:
-            Problem: As for ``upload``.
+            Conflict: The image has data already, or is not active.
+            Problem: As for ``put``.
         """
         try:
             self.put(image_id, token, ())
@@ -403,6 +404,8 @@ class ImageClient:
 
     def put(self, image_id: str, token: str, chunks: Iterable[bytes]) -> None:
         """Store an image's data without verifying the stored data.
+
+        The arguments are those of ``upload``.
 
         Raises:
             Conflict: The image has data already.
@@ -484,7 +487,7 @@ class _HashedData:
     def compare(self, image: Image) -> None:
         """Compare the stored image's status, size and hash with those of the data sent.
 
-        If the service uses another hash algorithm than SHA-512, the hash is not compared.
+        The hash is compared only if the service reports a SHA-512 hash.
 
         Raises:
             Conflict: The image is not active, or size or hash differ.
@@ -540,8 +543,8 @@ def _check(answer: HttpAnswer) -> None:
     """Check the status of a response.
 
     Raises:
-        Problem: The status is 300 or more. The text contains the service's message, except for
-            Unauthorized.
+        Problem: The status is 300 or more. ``kind_of`` returns the class. The text contains the
+            service's message, except for Unauthorized.
     """
     if answer.status_code >= 300:
         kind = kind_of(answer.status_code)
@@ -566,7 +569,7 @@ def _sentence(form: str, message: str) -> str:
 def _read_message(page: str) -> str:
     """Return the message in the body of a refusal, without markup and shortened.
 
-    For an empty body the message is "no reason was given".
+    For a body without text the message is "no reason was given".
     """
     return (
         " ".join(re.sub(r"<[^>]*>", " ", page[:2000]).split())[:_LONGEST] or "no reason was given"

@@ -34,7 +34,7 @@ def check_disk(image: Image) -> None:
 
 
 def check_active(image: Image) -> None:
-    """Check that a disk or a volume can be created from an image.
+    """Check that an image is active and does not contain the data of an encrypted volume.
 
     Raises:
         BadRequest: The image is not active, or is encrypted.
@@ -81,13 +81,16 @@ def _check_memory(image: Image, memory_mb: int) -> None:
 def check_volume(image: Image, volume_gb: int, memory_mb: int | None = None) -> None:
     """Check that a server can boot from a volume that is created from an image.
 
+    The size of the image's data is not checked.
+
     Args:
         image: The image.
         volume_gb: Size of the volume in GiB.
         memory_mb: Memory of the server in MiB. None: memory is not checked.
 
     Raises:
-        BadRequest: The image is not active or is encrypted, or memory or volume are too small.
+        BadRequest: The image is not active or is encrypted, or memory or volume are smaller than
+            the image's min_ram or min_disk.
     """
     check_active(image)
     if memory_mb is not None:
@@ -105,8 +108,8 @@ def check_hardware(flavor: models.Flavor, properties: Mapping[str, str]) -> None
     Which hosts have the hardware is not checked.
 
     Raises:
-        BadRequest: The hardware is not supported, or a value is not valid. The text names the extra
-            spec or the image property.
+        BadRequest: The hardware is not supported, a value is not valid, or the server would hold no
+            resource of its host. The text names the extra spec or the image property.
     """
     for read in (hardware.hardware, hardware.resources, hardware.traits):
         read(flavor, properties)

@@ -97,8 +97,7 @@ class UnifiedLimits:
             project_id: The project's id. "*" returns only the registered limits.
 
         Raises:
-            Unavailable: The limits are not cached, and the identity service does not answer in
-                time or refuses.
+            Unavailable: The limits are not cached, and cannot be read in time.
         """
         try:
             requests = [self._request(name) for name in dict.fromkeys((EVERYBODY, project_id))]
@@ -113,14 +112,14 @@ class UnifiedLimits:
     def _request(self, name: str) -> Callable[[], dict[str, int]]:
         """Return a function that returns the limits of a project.
 
-        If the limits are not cached, this starts a request, and the returned function waits for the
-        result.
+        If the limits are not cached, this starts a request, unless the same request is running. The
+        returned function then waits for the result, and raises TimeoutError or the request's error.
 
         Args:
             name: The project's id, or ``EVERYBODY`` for the registered limits.
 
         Raises:
-            Unavailable: The breaker is open.
+            Unavailable: The limits are not cached, no request is running, and the breaker is open.
         """
         with self._lock:
             cached_at, limits = self._cache.get(name, (float("-inf"), {}))
@@ -137,7 +136,9 @@ class UnifiedLimits:
         )
 
     def _fetch(self, name: str, now: float) -> dict[str, int]:
-        """Read the limits of a project, or the registered limits, and cache them.
+        """Read the limits of a project, or the registered limits, cache them and return them.
+
+        Errors are logged and passed on.
 
         Args:
             name: The project's id, or ``EVERYBODY``.
@@ -178,7 +179,7 @@ class UnifiedLimits:
 
 
 def configured(conf: cfg.ConfigOpts) -> UnifiedLimits | None:
-    """Return Keystone's limits. None if [quota] driver is not "unified": Kilonova's limits apply.
+    """Return the reader of Keystone's limits, or None if [quota] driver is not "unified".
 
     Raises:
         ConfigError: oslo.limit is not installed, or a URL in [oslo_limit] is plain HTTP to another
@@ -196,7 +197,8 @@ def configured(conf: cfg.ConfigOpts) -> UnifiedLimits | None:
 def _set_defaults(conf: cfg.ConfigOpts) -> None:
     """Register oslo.limit's options and set their defaults.
 
-    If [oslo_limit] has no auth_type, user, password and URL of [identity] are the defaults.
+    If [oslo_limit] has no auth_type, user, password and URL of [identity] are the defaults. If
+    [oslo_limit] names no endpoint, the default is the compute service in [identity] region.
 
     Raises:
         ConfigError: A URL in [oslo_limit] is plain HTTP to another machine.
@@ -230,6 +232,8 @@ def _set_defaults(conf: cfg.ConfigOpts) -> None:
 
 def _through_oslo() -> Reader:
     """Return oslo.limit's enforcer, logged in with a system-scoped token.
+
+    Errors of the login are passed on.
 
     Raises:
         ConfigError: The token is not system-scoped.

@@ -43,7 +43,10 @@ def device_of(port_id: str) -> str:
 
 
 def is_made(port: JsonObject) -> bool:
-    """Return True if Kilonova created the port. Such a port is deleted with its server."""
+    """Return True if the port's binding:profile has the mark of ports that Kilonova created.
+
+    Such a port is deleted with its server.
+    """
     return bool((port.get("binding:profile") or {}).get("made_by") == MADE["made_by"])
 
 
@@ -68,7 +71,8 @@ def interface_of(
 ) -> Interface:
     """Return a port in the form that Kilonova stores.
 
-    Data of a network or subnet that is missing in the arguments stays empty.
+    Data of a network or subnet that is missing in the arguments stays empty. Without a subnet's
+    CIDR the prefix is 32 (IPv4) or 128 (IPv6).
 
     Args:
         port: The port in Neutron's format.
@@ -161,9 +165,9 @@ class NetworkClient(OptionalService):
         )
 
     def ports(self, token: str, **filters: object) -> list[JsonObject]:
-        """Return the ports that match all filters, for example ``device_id=server_id``. Not cached.
+        """Return the ports that the token may see and that match all filters. Not cached.
 
-        With a list of values for a field, ports with any of the values match.
+        A filter is a field, for example ``device_id=server_id``. A list matches any of its values.
         """
         return self._all(token, "ports", filters)
 
@@ -239,7 +243,10 @@ class NetworkClient(OptionalService):
             return []
 
     def extensions(self, token: str) -> frozenset[str]:
-        """Return the aliases of the service's extensions, cached for some minutes."""
+        """Return the aliases of the service's extensions.
+
+        They are cached for ``EXTENSIONS_KEPT_SECONDS``, for all tokens.
+        """
         until, aliases = self._extensions
         if not aliases or self.monotonic() >= until:
             aliases = frozenset(
@@ -289,7 +296,7 @@ class NetworkClient(OptionalService):
         Args:
             token: The token with which the list is read.
             resource: The collection in the service's URLs, for example "security-groups".
-            filters: Query parameters. A list matches any of its values.
+            filters: Query parameters. A filter with a list matches any of its values.
             keep: Return cached answers, and cache new answers for ``KEEP`` seconds. Answers without
                 records are not cached.
         """
@@ -358,7 +365,8 @@ class NetworkClient(OptionalService):
 def _split(filters: JsonMapping) -> Iterable[JsonMapping]:
     """Yield the filters of each query, because a long list of values does not fit into one URL.
 
-    Each query has at most ``AT_ONCE`` values of the list. Without a long list there is one query.
+    Only the first list with more than ``AT_ONCE`` values is split. Without such a list there is one
+    query.
     """
     long = next(
         (
@@ -378,8 +386,9 @@ def _split(filters: JsonMapping) -> Iterable[JsonMapping]:
 def refusal_of(answer: HttpAnswer) -> errors.Problem:
     """Return the error for a response with a refusal. The caller raises the error.
 
-    The text contains the service's message, or the status if there is no message. For status 401
-    the text is fixed. An exceeded quota is Forbidden, although its status is 409.
+    The class is that of ``kind_of``, but an exceeded quota (status 409) is Forbidden. The text
+    contains the service's message, or the status if there is no message. For status 401 the text is
+    fixed.
     """
     if answer.status_code == 401:
         return errors.Unauthorized(f"The {NAME} does not accept the token.")

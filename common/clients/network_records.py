@@ -22,21 +22,32 @@ class Records(NetworkClient):
     """
 
     def records(self, token: str, resource: str, **filters: object) -> list[JsonObject]:
-        """Return the records of ``resource`` that the token may see and that match all filters."""
+        """Return the records of a collection that the token may see and that match all filters.
+
+        ``resource`` is the collection, for example "security-groups". All pages are read.
+        """
         return self._all(token, resource, filters)
 
     def record(self, token: str, resource: str, record_id: str) -> JsonObject:
-        """Return the record of ``resource`` with this id, for example a security group."""
+        """Return a record of a collection ``resource``, for example "security-groups".
+
+        Raises:
+            NotFound: The record does not exist, or the token may not see it.
+        """
         return dict(self._json("GET", _path(resource, record_id), token)[_key(resource)])
 
     def create(self, token: str, resource: str, values: JsonObject) -> JsonObject:
-        """Create a record of ``resource``, for example a security group. Return it as stored."""
+        """Create a record in a collection ``resource``, and return the whole stored record."""
         return dict(
             self._json("POST", f"/{resource}", token, {_key(resource): values})[_key(resource)]
         )
 
     def update(self, token: str, resource: str, record_id: str, values: JsonObject) -> JsonObject:
-        """Change these fields of a record of ``resource``, and return the whole stored record."""
+        """Change these fields of a record in a collection ``resource``. Return the whole record.
+
+        Raises:
+            NotFound: The record does not exist, or the token may not see it.
+        """
         return dict(
             self._json("PUT", _path(resource, record_id), token, {_key(resource): values})[
                 _key(resource)
@@ -44,7 +55,11 @@ class Records(NetworkClient):
         )
 
     def delete(self, token: str, resource: str, record_id: str) -> None:
-        """Delete the record of ``resource`` with this id."""
+        """Delete a record in a collection ``resource``, for example "security-groups".
+
+        Raises:
+            NotFound: The record does not exist, or the token may not see it.
+        """
         self._json("DELETE", _path(resource, record_id), token)
 
 

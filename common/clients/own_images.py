@@ -54,7 +54,7 @@ class OwnImages:
         Raises:
             Forbidden: The user's roles do not suffice, or a quota is exceeded.
             NotFound: The image does not exist, or is hidden from a user without the role.
-            Unavailable: The service does not answer, or refused the token.
+            Unavailable: The service does not answer or refused the token, or there is no token.
         """
         try:
             return self._identity.with_token(
@@ -73,7 +73,7 @@ class OwnImages:
         """Check that Kilonova's user can read an image that a tenant sees.
 
         Hosts get the image's data through this user. A public or community image passes without a
-        query. If the image service does not answer, the image passes too.
+        query. If the image service does not answer, or there is no token, the image passes too.
 
         Raises:
             Forbidden: The image is hidden from Kilonova's user.

@@ -94,8 +94,8 @@ class ShareClient(OptionalService):
 
         Returns:
             The state of the new or existing rule: ``ACTIVE`` when the address can mount the share,
-            ``FAILED``, a state in ``GOING`` if an older rule is still being deleted, or another
-            state until the service has applied the rule.
+            ``FAILED``, or another state until the service has applied the rule. A state in
+            ``GOING`` means that the service still deletes an older rule, so no rule was created.
 
         Raises:
             NotFound: The share does not exist.
@@ -123,7 +123,9 @@ class ShareClient(OptionalService):
         return str(rule.get("state") or "queued_to_apply")
 
     def deny(self, token: str, share_id: str, access_to: str) -> None:
-        """Delete the rules for this address. A missing rule or share is no error.
+        """Start to delete the rules for this address. A missing rule or share is no error.
+
+        The service continues after this call. A rule that is being deleted already is left alone.
 
         Raises:
             BadRequest, Forbidden, Conflict: The service refuses.

@@ -99,7 +99,7 @@ class Dynamic:
             facts: The body of the requests.
 
         Raises:
-            Unavailable: A target has failed, and failures are fatal.
+            Unavailable: A target gave no usable answer, and ``is_fatal`` is set.
         """
         return {target.name: self._answer(target, facts) for target in self._targets}
 
@@ -150,7 +150,7 @@ class Dynamic:
     def _run_call(
         self, target: Target, body: bytes, until: float, box: queue.SimpleQueue[JsonValue]
     ) -> None:
-        """Call a target, and put the answer or the ``_Refused`` error into ``box``.
+        """Call a target, and put the answer into ``box``, or ``_Refused`` for any exception.
 
         Args:
             target: The target.
@@ -220,7 +220,7 @@ def _no_number(name: str) -> NoReturn:
 
 
 def _depth(value: object) -> int:
-    """Return the number of nested lists and objects, at most ``MOST_DEPTH`` plus one."""
+    """Return the number of levels of lists and objects, at most ``MOST_DEPTH`` plus one."""
     level: list[object] = [value]
     depth = 0
     while level and depth <= MOST_DEPTH:
@@ -241,7 +241,7 @@ def static(conf: cfg.ConfigOpts) -> JsonObject | None:
         {} if no file is configured. None if [vendor_data] providers does not contain "static".
 
     Raises:
-        ConfigError: The file cannot be read, or is not valid.
+        ConfigError: The file cannot be read, or contains no JSON object.
     """
     return config.vendor_data(conf) if STATIC in conf.vendor_data.providers else None
 
@@ -252,7 +252,7 @@ def configured(conf: cfg.ConfigOpts) -> Dynamic | None:
     Return None if [vendor_data] providers does not contain "dynamic".
 
     Raises:
-        ConfigError: No target is configured, or more than ``MOST_TARGETS``, or two with one name.
+        ConfigError: No target is configured, more than ``MOST_TARGETS``, or two with one name.
             A target or the user in [vendordata_dynamic_auth] is not valid, or plain HTTP would be
             used to another machine.
     """

@@ -146,10 +146,11 @@ class VolumeClient(OptionalService):
         volume_type: str | None = None,
         zone: str | None = None,
     ) -> Volume:
-        """Start to create a volume in the token's project, empty or from an image or a snapshot.
+        """Start to create a volume in the token's project, and return the volume.
 
-        The service continues after this call. The volume is ready when its status is ``available``.
-        The status ``error`` is final.
+        The volume is empty, or created from an image or a snapshot. The service continues after
+        this call. The volume is ready when its status is ``available``. The status ``error`` is
+        final.
 
         Raises:
             TooLarge: A quota of the service is exceeded.
@@ -165,10 +166,11 @@ class VolumeClient(OptionalService):
         return _volume(self._json("POST", "/volumes", token, {"volume": values})["volume"])
 
     def delete(self, token: str, volume_id: str) -> None:
-        """Delete a volume. A missing volume is no error.
+        """Start to delete a volume. A missing volume is no error.
 
         Raises:
-            BadRequest: The volume is attached, or has snapshots.
+            BadRequest: The volume's status does not permit this, for example ``in-use``, or the
+                volume has snapshots.
         """
         self._send_ignoring_missing("DELETE", f"/volumes/{_quote(volume_id)}", token)
 
@@ -188,7 +190,7 @@ class VolumeClient(OptionalService):
 
     # --- snapshots ---
     def make_snapshot(self, token: str, volume_id: str, name: str) -> VolumeSnapshot:
-        """Start to create a snapshot in the token's project, even of a volume in use.
+        """Start to create a snapshot of a volume, even of a volume in use, and return the snapshot.
 
         The service continues after this call. The snapshot is ready when its status is
         ``available``. The status ``error`` is final.
@@ -200,10 +202,10 @@ class VolumeClient(OptionalService):
         return _snapshot(self._json("POST", "/snapshots", token, {"snapshot": values})["snapshot"])
 
     def delete_snapshot(self, token: str, snapshot_id: str) -> None:
-        """Delete a snapshot. A snapshot that is missing or being deleted is no error.
+        """Start to delete a snapshot. A snapshot that is missing or being deleted is no error.
 
         Raises:
-            BadRequest: The snapshot is being created.
+            BadRequest: The snapshot's status does not permit this, for example ``creating``.
         """
         try:
             self._send_ignoring_missing("DELETE", f"/snapshots/{_quote(snapshot_id)}", token)
@@ -212,7 +214,7 @@ class VolumeClient(OptionalService):
                 raise
 
     def update_snapshot_status(self, token: str, snapshot_id: str, status: str) -> None:
-        """Report the result of a host that creates or deletes a snapshot.
+        """Report to the service the result of a host that creates or deletes a snapshot.
 
         Args:
             token: Kilonova's own token.
@@ -287,7 +289,7 @@ class VolumeClient(OptionalService):
     def make(self, token: str, resource: str, values: JsonObject) -> JsonObject:
         """Start to create a volume or snapshot in the token's project, and return the record.
 
-        ``resource`` is "volumes" or "snapshots".
+        ``resource`` is "volumes" or "snapshots". ``values`` and the record have Cinder's format.
 
         Raises:
             TooLarge: A quota of the service is exceeded.
@@ -297,10 +299,11 @@ class VolumeClient(OptionalService):
         )
 
     def remove(self, token: str, resource: str, record_id: str) -> None:
-        """Delete a volume or snapshot. ``resource`` is "volumes" or "snapshots".
+        """Start to delete a volume or snapshot. ``resource`` is "volumes" or "snapshots".
 
         Raises:
             NotFound: The volume or snapshot does not exist.
+            BadRequest: The status of the volume or snapshot does not permit this.
         """
         self._json("DELETE", f"/{resource}/{_quote(record_id)}", token)
 
@@ -321,12 +324,15 @@ class VolumeClient(OptionalService):
         return [_attachment(attachment) for attachment in attachments]
 
     def every_attachment(self, token: str) -> list[Attachment]:
-        """Return the attachments of all servers, without connections. Needs an admin's token."""
+        """Return the attachments of all servers, without connections. Needs an admin's token.
+
+        Only one page is read, so the result is limited by the service's osapi_max_limit.
+        """
         attachments = self._json("GET", "/attachments?all_tenants=1", token)["attachments"]
         return [_attachment(attachment) for attachment in attachments]
 
     def attachment(self, token: str, attachment_id: str) -> Attachment:
-        """Return an attachment.
+        """Return an attachment with its connection.
 
         Raises:
             NotFound: The attachment does not exist.
@@ -461,7 +467,7 @@ def _quote(name: str) -> str:
 def _connector(
     connector: JsonObject | None, mountpoint: str | None, mode: str | None
 ) -> JsonObject | None:
-    """Return the connector with mountpoint and mode added, or None without a connector."""
+    """Return the connector with mountpoint and mode, if given, or None without a connector."""
     if connector is None:
         return None
     optional = {"mountpoint": mountpoint, "mode": mode}

@@ -48,7 +48,7 @@ class CommandKey:
 
     @classmethod
     def parse(cls, text: str) -> CommandKey:
-        """Return the key with this text.
+        """Parse the text of a key, ``KIND/OWNER/STEP/ATTEMPT``.
 
         Raises:
             ValueError: The text is not a key.
@@ -60,7 +60,7 @@ class CommandKey:
 
     @classmethod
     def parse_each(cls, texts: Iterable[str]) -> dict[str, CommandKey]:
-        """Return text -> key.
+        """Parse texts, and return text -> key.
 
         Texts that are not keys are left out, because a host may send any text.
         """
@@ -77,7 +77,7 @@ class CommandKey:
 
     @property
     def is_of_action(self) -> bool:
-        """True if the command does or undoes a step of an action."""
+        """True if the command does or undoes a step of an action. False for control and cleanup."""
         return self.kind in (CommandKind.DO, CommandKind.UNDO)
 
     @property

@@ -59,6 +59,6 @@ class CommandProgress:
     stalled_verb: str = ""
 
     def __str__(self) -> str:
-        """Format the progress for operators."""
+        """Format the progress, for example "moving memory 40 %" or "hangs in rescue (queued)"."""
         text = str(self.phase) if self.percent is None else f"{self.phase} {self.percent} %"
         return f"hangs in {self.stalled_verb} ({text})" if self.stalled_verb else text

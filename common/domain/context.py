@@ -36,7 +36,7 @@ class RequestContext:
     def of_ourselves(cls, project_id: str) -> RequestContext:
         """Return the context of an action that Kilonova starts itself, with the role admin.
 
-        The context has a new request id and no token.
+        The context has the user id ``OURSELVES``, a new request id and no token.
         """
         return cls(
             user_id=OURSELVES, project_id=project_id, roles=("admin",), request_id=ids.new_request()

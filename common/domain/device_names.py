@@ -19,7 +19,10 @@ VIRTIO = "virtio"
 
 
 def root_name(bus: str | None) -> str:
-    """Return the name of the disk from which a guest boots on this bus. None: virtio."""
+    """Return the name of the disk from which a guest boots on this bus, for example /dev/vda.
+
+    A bus that is None or unknown counts as virtio.
+    """
     return f"/dev/{PREFIXES.get(bus or VIRTIO, PREFIXES[VIRTIO])}a"
 
 
@@ -28,10 +31,10 @@ def assign_names(local: Collection[str], buses: Iterable[str | None]) -> list[st
 
     Args:
         local: Names that the guest's first disks already have.
-        buses: Bus of each further disk. None: virtio.
+        buses: Bus of each further disk. None or an unknown bus: virtio.
 
     Raises:
-        Forbidden: A bus has more disks than there are names.
+        Forbidden: No name is free for a disk. Buses with one prefix share 26 names.
     """
     used, names = set(local), []
     for bus in buses:
@@ -41,10 +44,12 @@ def assign_names(local: Collection[str], buses: Iterable[str | None]) -> list[st
 
 
 def next_free(used: Collection[str], bus: str | None) -> str:
-    """Return the first name on this bus that is not in ``used``. A bus of None is virtio.
+    """Return the first name of a disk on this bus that is not in ``used``, for example /dev/vdb.
+
+    A bus that is None or unknown counts as virtio.
 
     Raises:
-        Forbidden: All names are in use.
+        Forbidden: All 26 names are in use.
     """
     prefix = PREFIXES.get(bus or VIRTIO, PREFIXES[VIRTIO])
     for letter in ascii_lowercase:

@@ -50,5 +50,5 @@ def spellings(text: str) -> tuple[str, str]:
 
 
 def number(text: str) -> int | None:
-    """Return the row number in a path or a query, or None if no row can have this number."""
+    """Parse a row number. Return None if the text is not a number of at most 18 digits."""
     return int(text) if _NUMBER.match(text) else None

@@ -103,7 +103,7 @@ Node = Folder | list[str] | str | int | bytes
 
 
 def group_names(interfaces: Iterable[JsonObject], requested: Iterable[JsonObject]) -> list[str]:
-    """Return the names of the security groups of a server's ports, port by port.
+    """Return the names of the security groups of a server's ports, port by port, with repetitions.
 
     If the groups of any port are unknown, return only the names in ``requested``, the groups of the
     server's create request.
@@ -234,9 +234,9 @@ class InstanceData:
         return str(self.spec.instance.get("hostname") or f"server-{self.spec.server}")
 
     def names(self, version: str) -> list[str]:
-        """Return the names of the documents of an OpenStack version, oldest first.
+        """Return the names of the documents of an OpenStack version, oldest document first.
 
-        ``user_data`` and ``vendor_data.json`` are left out if there is no such data.
+        ``user_data`` is left out without user data, and ``vendor_data.json`` if ``vendor`` is None.
         """
         return [
             name
@@ -248,6 +248,8 @@ class InstanceData:
 
     def document(self, version: str, name: str, random_seed: bytes) -> bytes:
         """Return the content of a document of an OpenStack version.
+
+        Errors of ``dynamic``, which vendor_data2.json calls, are passed on.
 
         Args:
             version: A version in ``VERSIONS``.
@@ -268,9 +270,9 @@ class InstanceData:
         return self.dynamic() if self.vendor is None else {"static": self.vendor, **self.dynamic()}
 
     def facts(self) -> JsonObject:
-        """Return the facts that the operator's services get about the guest.
+        """Return the facts about the guest that the operator's vendor data services get.
 
-        Apart from the user data they contain no secrets.
+        The user data is included. The admin password, keys and files are left out.
         """
         instance = self.spec.instance
         return {
@@ -284,7 +286,7 @@ class InstanceData:
         }
 
     def meta_data(self, version: str, random_seed: bytes) -> JsonObject:
-        """Return the ``meta_data.json`` of this OpenStack version.
+        """Return the ``meta_data.json`` of this OpenStack version, without keys of later versions.
 
         ``random_seed`` contains bytes for the guest's entropy pool.
         """
@@ -321,7 +323,10 @@ class InstanceData:
         return data
 
     def ec2(self, version: str) -> Folder:
-        """Return the folder of an EC2 version: meta-data, and user-data if there is any."""
+        """Return the folder of an EC2 version: meta-data, and user-data if the guest has any.
+
+        Keys of later versions are left out of meta-data.
+        """
         keys = {
             name: value for name, value in self._ec2().items() if EC2_KEYS.get(name, "") <= version
         }
@@ -331,7 +336,11 @@ class InstanceData:
         return Folder(items)
 
     def drive(self, random_seed: bytes) -> dict[str, bytes]:
-        """Return path -> content of the files on a config drive."""
+        """Return path -> content of the files on a config drive.
+
+        Errors of ``dynamic`` are passed on. ``random_seed`` contains bytes for the guest's entropy
+        pool.
+        """
         tree = {
             f"openstack/{version}/{name}": self.document(version, name, random_seed)
             for version in VERSIONS
@@ -412,8 +421,8 @@ def find(node: Node, parts: Iterable[str]) -> Node | None:
 def text(node: Node) -> bytes:
     """Return a node of an EC2 tree as the service answers it.
 
-    A folder is a list of its entries, one per line. The entry of a subfolder ends with a slash,
-    unless the subfolder has a text of its own.
+    A folder is a sorted list of its entries, one per line. The entry of a subfolder is its
+    ``shown`` text, or its name with a slash. Other nodes are texts, a list has one item per line.
     """
     if isinstance(node, Folder):
         return "\n".join(
@@ -431,7 +440,8 @@ def _entry_name(name: str, node: Node) -> str:
 def network_data(interfaces: Sequence[Interface]) -> JsonObject:
     """Return ``network_data.json``: the network configuration of the guest's interfaces.
 
-    Interfaces without an address are left out.
+    Interfaces without an address are left out. Addresses of one IP version by DHCP on an interface
+    share one entry.
     """
     links: list[JsonObject] = []
     networks: list[JsonObject] = []
@@ -466,9 +476,10 @@ def network_data(interfaces: Sequence[Interface]) -> JsonObject:
 
 
 def _network(address: JsonObject) -> JsonObject:
-    """Return the configuration of an address.
+    """Return the entry of an address in ``network_data.json``, without ids and link.
 
-    The guest uses DHCP, router advertisements (IPv6), or the address given here.
+    With DHCP and no IPv6 mode, the entry contains only the type, for example "ipv4_dhcp". Otherwise
+    the entry contains the type with the IPv6 mode, address, netmask, routes and DNS servers.
     """
     version, kind = address["version"], address.get("ipv6_mode") or ""
     if address.get("dhcp") and not kind:
@@ -503,7 +514,7 @@ def _dns(address: JsonObject) -> list[JsonObject]:
 
 
 def _devices(interfaces: Sequence[Interface]) -> list[JsonObject]:
-    """Return the interfaces with a tag.
+    """Return the entries of interfaces with a tag for "devices" in ``meta_data.json``.
 
     The bus address is "none", because the host knows it only while the guest runs.
     """
@@ -521,7 +532,10 @@ def _devices(interfaces: Sequence[Interface]) -> list[JsonObject]:
 
 
 def _tagged_volumes(volumes: Sequence[AttachedVolume]) -> list[JsonObject]:
-    """Return the volumes with a tag. The guest finds each by its serial."""
+    """Return the entries of volumes with a tag for "devices" in ``meta_data.json``.
+
+    The guest finds each volume by its serial, which is the volume's id.
+    """
     return [
         {
             "type": "disk",
@@ -536,15 +550,15 @@ def _tagged_volumes(volumes: Sequence[AttachedVolume]) -> list[JsonObject]:
 
 
 def _content_path(number: int) -> str:
-    """Return the path on the config drive for the requested file with this number.
+    """Return the path below openstack/ on the config drive for a file that the tenant requested.
 
-    The path in the request is never used as a path.
+    The path in the request is not used here. ``number`` is the file's position in the request.
     """
     return f"content/{number:04d}"
 
 
 def _ec2_id(kind: str, uuid: str) -> str:
-    """Return an id in EC2's form. It depends only on the UUID."""
+    """Return an id in EC2's form: the kind, a dash, and the first 17 hex digits of the UUID."""
     return f"{kind}-{uuid.replace('-', '')[:17]}"
 
 

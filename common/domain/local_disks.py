@@ -24,8 +24,9 @@ BY_OS, OTHERWISE = {"linux": "ext4", "windows": "ntfs"}, "vfat"
 def of(flavor: Flavor, requested: JsonObject | None) -> list[LocalDisk]:
     """Return the ephemeral disks of a server, and then the swap disk if the server has swap.
 
-    ``requested`` is the choice in the server's row, or None for the flavor's disks. After a resize,
-    an ephemeral disk with a requested size keeps that size. Swap is at most that of ``flavor``.
+    ``requested`` is the choice in the server's row. None, or a missing key, means the disks of
+    ``flavor``. A requested ephemeral size is kept, even if ``flavor`` is smaller after a resize.
+    Swap is at most that of ``flavor``.
     """
     disks = [
         LocalDisk(f"{EPHEMERAL}{number}", gb * 1024, kind)
@@ -36,21 +37,22 @@ def of(flavor: Flavor, requested: JsonObject | None) -> list[LocalDisk]:
 
 
 def ephemeral_gb(flavor: Flavor, requested: JsonObject | None) -> int:
-    """Return the GiB of all ephemeral disks together. ``requested`` is as in ``of``."""
+    """Return the GiB of all ephemeral disks together: the requested disks, else the flavor's."""
     return sum(gb for gb, _ in _ephemeral(flavor, requested))
 
 
 def _ephemeral(flavor: Flavor, requested: JsonObject | None) -> list[tuple[int, str]]:
-    """Return (GiB, file system) of each ephemeral disk."""
+    """Return (GiB, file system) of each ephemeral disk, with "" if no file system is requested."""
     parts = (requested or {}).get("ephemeral") or ([{}] if flavor.ephemeral_gb else [])
     return [(part.get("gb") or flavor.ephemeral_gb, part.get("format") or "") for part in parts]
 
 
 def format_of(disk: LocalDisk, os_type: str, default: str = "") -> str:
-    """Return the file system with which a host creates a disk.
+    """Return the file system that a host makes on a new disk.
 
-    This is the requested file system, else ``default`` (the host's option, which may be ""), else
-    the usual file system of the image's ``os_type``.
+    This is ``disk.format`` (the requested file system, or "swap" for the swap disk), else
+    ``default`` (the host's option, which may be ""), else the usual file system of the image's
+    ``os_type``. A host that cannot make this usual file system makes vfat instead.
     """
     return disk.format or default or BY_OS.get(os_type.lower(), OTHERWISE)
 
@@ -58,11 +60,11 @@ def format_of(disk: LocalDisk, os_type: str, default: str = "") -> str:
 def devices(disks: Sequence[LocalDisk], root: str, bus: str | None) -> dict[str, str]:
     """Return disk name -> device name of each disk, on the disk bus of the image.
 
-    ``root`` is the device name of the root disk, which is in use already. A ``bus`` of None is
+    ``root`` is the device name of the root disk, which no other disk gets. A ``bus`` of None is
     virtio.
 
     Raises:
-        Forbidden: The bus has more disks than there are names.
+        Forbidden: With the root disk, the bus has more disks than the 26 names.
     """
     names = device_names.assign_names([root], [bus] * len(disks))
     return {disk.name: name for disk, name in zip(disks, names, strict=True)}

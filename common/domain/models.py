@@ -269,13 +269,13 @@ class GuestSpec:
 
     @property
     def local_gb(self) -> int:
-        """GiB of the guest's disks on its host. A root volume is not on the host."""
+        """GiB of the flavor's disks, without the root disk if the guest boots from a volume."""
         boots = any(volume.boot_index == 0 for volume in self.volumes)
         return self.flavor.disk_gb - (self.flavor.root_gb if boots else 0)
 
     @property
     def belongings(self) -> Belongings:
-        """The volumes and shares that the guest may have. ``needed`` is empty."""
+        """The ids of all volumes and shares of the guest, with ``Belongings.needed`` empty."""
         return Belongings([volume.volume_id for volume in self.volumes], self.shares)
 
 
@@ -360,7 +360,7 @@ class FailureReason(StrEnum):
 
     @classmethod
     def _missing_(cls, value: object) -> FailureReason:
-        """Return UNSPECIFIED for a reason of a later release."""
+        """Return UNSPECIFIED for an unknown value, for example a reason of a later release."""
         return cls.UNSPECIFIED
 
 
@@ -432,7 +432,11 @@ class Sync:
 
     @property
     def tells_state(self) -> bool:
-        """True if the report has state of the host that a later exchange may contradict."""
+        """True if the report has state of the host that a newer report replaces.
+
+        State is the domains, changed domains, inventory, metrics, prefetched images and files.
+        Results and the progress of commands are no such state.
+        """
         return bool(
             self.domains is not None
             or self.changed

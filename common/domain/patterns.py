@@ -34,7 +34,7 @@ def is_found(pattern: str, text: str | None) -> bool | None:
     """Return whether the pattern matches anywhere in the text, or None if the text is None.
 
     Raises:
-        re2.error: The pattern is invalid.
+        re2.error, UnicodeEncodeError: ``is_pattern`` refuses the pattern, and the text is not None.
     """
     return None if text is None else _compile(pattern).search(text) is not None
 

@@ -49,8 +49,8 @@ def of(
         more: Other fields of ``RequestSpec``.
 
     Raises:
-        BadRequest: A requested trait, resource, CPU policy or device model is invalid, or hosts do
-            not provide it.
+        BadRequest: A requested trait, resource, CPU policy or device model is invalid, hosts do not
+            provide a requested resource, or the server would use no resource.
     """
     properties = image.properties if image is not None else {}
     required, forbidden = hardware.traits(flavor, properties)
@@ -73,7 +73,7 @@ def of(
 
 
 def group_of(hints: JsonMapping) -> str | None:
-    """Return the server group in scheduler hints, or None."""
+    """Return the server group in scheduler hints (of several, the first), or None if absent."""
     group = hints.get("group")
     if isinstance(group, list):
         group = group[0] if group else None

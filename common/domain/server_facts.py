@@ -50,16 +50,20 @@ class HostedServer:
     volumes: list[str] = field(default_factory=list)
 
     def with_interface(self, interface: Interface) -> HostedServer:
-        """Return the facts with this interface added."""
+        """Return a copy with this interface added. The same port gets the new tag."""
         return replace(self, ports={**self.ports, interface.port: interface.tag})
 
     def without_interface(self, port: str) -> HostedServer:
-        """Return the facts without the interface of this port."""
+        """Return a copy without the interface of this port. A missing port is no error."""
         return replace(self, ports={name: tag for name, tag in self.ports.items() if name != port})
 
 
 def facts_of(spec: GuestSpec) -> HostedServer:
-    """Return the facts that a guest's host stores about its server."""
+    """Return the facts that a guest's host stores about the server.
+
+    ``is_suspended``, ``is_rescued`` and ``volumes`` keep their defaults. The driver adds them when
+    the facts are read.
+    """
     instance, record = spec.instance, spec.record
     keys: list[JsonObject] = instance.get("keys") or []
     key = keys[0] if keys else {}

@@ -740,8 +740,8 @@ BY_WORKFLOW |= {
 def action(key: str, value: str | None = None) -> Action | None:
     """Return the first row of ``ACTIONS`` with this key and value, or None.
 
-    ``value`` is compared only with a row that has ``Action.when``. For example, ``reboot`` has one
-    row for the value SOFT and one for HARD.
+    ``key`` is ``Action.key``. ``value`` is compared only with a row that has ``Action.when``. For
+    example, ``reboot`` has one row for the value SOFT and one for HARD.
     """
     for row in ACTIONS:
         if row.key == key and (row.when is None or row.when[1] == value):
@@ -750,7 +750,7 @@ def action(key: str, value: str | None = None) -> Action | None:
 
 
 def row(key: str, value: str | None = None) -> Action:
-    """Return the row of ``ACTIONS`` with a key that exists. See ``action`` for ``value``.
+    """Return the row of ``ACTIONS`` that ``action`` finds, which must exist.
 
     Raises:
         AssertionError: No row has the key and value.
@@ -763,7 +763,7 @@ def row(key: str, value: str | None = None) -> Action:
 def matching_row(rows: Sequence[Action], vm_state: str) -> Action:
     """Return the first row whose action may start in this vm_state.
 
-    If no row permits the state, return the first row. The caller then refuses its action.
+    If no row permits the state, return the first row. The caller then refuses the action.
     """
     return next((row for row in rows if row.vm == ANY or vm_state in row.vm), rows[0])
 
@@ -808,8 +808,8 @@ def status(vm_state: str, task_state: str | None) -> str:
 def vm_states_of(status_name: str) -> tuple[tuple[str, tuple[str, ...]], ...]:
     """Return the (vm_state, task_states) pairs that the API shows as this status.
 
-    Empty task_states stand for all task_states that the API does not show otherwise. The result is
-    empty if no server can have the status.
+    Empty task_states stand for no task_state, and for each task_state that the API does not show as
+    another status of the vm_state. The result is empty if no server can have the status.
     """
     pairs: list[tuple[str, tuple[str, ...]]] = []
     for vm_state, (default, during) in _STATUS.items():

@@ -36,7 +36,10 @@ def printable(text: str) -> str:
 
 
 def with_suffix(name: str, suffix: str, most: int = 255) -> str:
-    """Return the name with the suffix, in at most ``most`` characters. Only the name is cut."""
+    """Return the name and the suffix. The name is cut if both exceed ``most`` characters.
+
+    The suffix must not be longer than ``most``.
+    """
     return name[: most - len(suffix)] + suffix
 
 

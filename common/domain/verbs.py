@@ -154,7 +154,7 @@ class ImageVerb(GuestVerb, is_abstract=True):
 
     @property
     def image_to_read(self) -> str | None:
-        """The id of the guest's image, or None without an image."""
+        """The id of the guest's image. None or "" without an image, or if a volume is the root."""
         return self.guest.image.id if self.guest.image else None
 
 
@@ -498,9 +498,16 @@ def encode(
     session: int = 0,
     request_id: str = "",
 ) -> Command:
-    """Return the command that sends the verb to a host.
+    """Return the verb as a command for a host. The command is not sent.
 
-    A session of 0 is a placeholder, which the conductor replaces before it sends the command.
+    Args:
+        verb: The verb with its arguments.
+        key: Identifies the command.
+        server: Id of the server.
+        fence: The fence of the server. The host refuses a fence older than the newest.
+        session: The session of the host. 0 is a placeholder, which the conductor replaces before it
+            sends the command.
+        request_id: Id of the API request that began the action, for the log.
     """
     return Command(key, server, fence, session, verb.name, to_wire(verb), request_id)
 
@@ -522,7 +529,10 @@ def decode(command: Command) -> Verb:
 def control_command(
     migration: CommandKey, control: Control, *, server: str, fence: int, session: int
 ) -> Command:
-    """Return the command that controls the live migration with this key."""
+    """Return the command that aborts or completes a running live migration.
+
+    ``migration`` is the key of the command with ``LiveMigrate``.
+    """
     return encode(
         ControlMigration(migration=migration, control=control),
         replace(migration, kind=CommandKind.CONTROL, step=control.value),
@@ -533,5 +543,5 @@ def control_command(
 
 
 def power_state(result: Result) -> int | None:
-    """Return the guest's power state after a command, or None if the result has none."""
+    """Return the guest's power state after a command, or None if the result does not contain it."""
     return from_wire(GuestState, result.data).power_state

@@ -41,8 +41,11 @@ def to_wire(record: object) -> JsonValue:
 def from_wire(kind: type[T], data: JsonObject) -> T:
     """Return the record of type ``kind`` from the plain data that ``to_wire`` returned.
 
+    Unknown keys are ignored. A missing field takes its default.
+
     Raises:
-        TypeError: A field without a default is missing, or the data is no dictionary.
+        TypeError, AttributeError: A field without a default is missing, or a record, a list of
+            records or a dictionary of records has another type in the data.
         ValueError: A value is not in the enumeration of its field.
     """
     if not isinstance(data, Mapping):  # "key in data" is also defined for a text and a list
@@ -58,15 +61,16 @@ def _names(kind: type) -> tuple[str, ...]:
 
 @functools.cache
 def _readers(kind: type) -> dict[str, Callable[[Any], Any]]:
-    """Return the function that reads the value of each field."""
+    """Return name -> function that reads the value, for each field of a record of this type."""
     hints = typing.get_type_hints(kind)
     return {name: _reader(hints[name]) for name in _names(kind)}
 
 
 def _reader(hint: object) -> Callable[[Any], Any]:
-    """Return the function that reads a value of this type.
+    """Return the function that reads a value of a field of this type from plain data.
 
-    A value that is no enumeration and contains no records is returned unchanged.
+    The function builds records, lists of records, dictionaries of records and members of
+    enumerations, also if the field may be None. A value of another type is returned unchanged.
     """
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):

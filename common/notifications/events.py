@@ -51,7 +51,7 @@ class Notice:
 
     @property
     def source(self) -> str:
-        """The service that sends this event in Nova."""
+        """The name of the service that sends this event in Nova, for example nova-compute."""
         if self.event.startswith("instance."):
             return API if self.event in _API_EVENTS else COMPUTE
         if self.event.startswith("service."):
@@ -101,7 +101,10 @@ EVENT_NAMES = {
 
 
 def event_names(row: states.Action | None) -> EventNames:
-    """Return the events of an action. Empty for None, and for actions without notifications."""
+    """Return the names of an action's events: at the begin, after success and after failure.
+
+    The names are empty for None, and for an action without notifications.
+    """
     if row is None or row.notification is None:
         return EventNames()
     plain = EventNames(
@@ -116,12 +119,16 @@ def event_names(row: states.Action | None) -> EventNames:
 def of_control(
     state: ActionState | None, migration: MigrationStatus | None, requested: str | None
 ) -> tuple[str, ...]:
-    """Return the events about an abort or a forced completion at the end of a live migration.
+    """Return the event about an abort or a forced completion at the end of a live migration.
 
     Args:
-        state: The new state of the action, or None.
-        migration: The new status of the migration, or None.
+        state: The new state of the action, or None if unchanged.
+        migration: The new status of the migration, or None if unchanged.
         requested: The control that was requested during the migration, or None.
+
+    Returns:
+        The event of the abort if the action failed and the migration was cancelled. The event of
+        the completion if the action is done and COMPLETE was requested. Otherwise empty.
     """
     if state == ActionState.FAILED and migration == MigrationStatus.CANCELLED:
         return ("instance.live_migration_abort.end",)
@@ -133,7 +140,7 @@ def of_control(
 
 
 def about(workflow: str, args: JsonObject) -> JsonObject:
-    """Return those arguments of an action that payloads of its notifications contain.
+    """Return the arguments of an action for payloads of notifications, under the payloads' names.
 
     Why: other arguments may be secret, and must not reach the outbox.
     """

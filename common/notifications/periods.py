@@ -37,7 +37,7 @@ class Periods:
         return cls(unit, int(offset or 0))
 
     def last(self, at: int) -> tuple[int, int]:
-        """Return begin and end of the last period that is over at the time ``at``, in µs."""
+        """Return begin and end of the last period that is over at the time ``at``, all in µs."""
         end = self._find_begin(datetime.fromtimestamp(at // SECOND, UTC))
         return _to_micros(self._find_previous(end)), _to_micros(end)
 
@@ -68,8 +68,8 @@ class Periods:
 def audit_period(about: JsonMapping, at: int) -> tuple[int, int]:
     """Return begin and end of the period in a notice's ``about``, in µs.
 
-    Without a period in the notice, return ``Periods.current(at)`` for the option's value that the
-    notice contains, or else for "month". ``at`` is the notice's time in µs.
+    Without ``about["period"]``, return ``Periods.current(at)`` for ``about["periods"]``, a value of
+    the option instance_usage_audit_period, or else for "month". ``at`` is the notice's time in µs.
     """
     begin, end = about.get("period") or Periods.of(about.get("periods", MONTH)).current(at)
     return begin, end

@@ -37,7 +37,8 @@ class AgentApi(Protocol):
         """Queue images for the host's image cache. A thread of the agent fetches one at a time.
 
         Images that are cached or being fetched are not fetched again. The agent reports the outcome
-        of each image in ``Sync.cached``, also for cached images.
+        of each image in ``Sync.cached``, also for cached images. If the agent restarts before that,
+        the queue is lost, and the conductor sends the images again.
 
         Args:
             images: The images to fetch.
@@ -52,7 +53,7 @@ class AgentApi(Protocol):
             arguments: Arguments of the query.
 
         Raises:
-            Problem: The query failed. The link passes this error to the caller.
+            Problem: The query failed or is unknown. The link passes this error to the caller.
         """
 
 
@@ -115,22 +116,22 @@ class AgentClient:
         self._link = link
 
     def do(self, host: str, commands: Sequence[Command], access: Access | None) -> bool:
-        """Send commands to a host. ``access`` is that of ``AgentApi.do``.
+        """Send commands to a host, with the access to their images, if any.
 
         Returns:
-            False if the broker did not take the message, the host has no key, or the keys cannot
-            be read. The answer to the host's next report contains the commands.
+            False if the broker did not take the message, or no key of the host is available. The
+            answer to the host's next report contains the commands.
         """
         return self._cast(
             host, "do", {"commands": to_wire(list(commands)), "access": to_wire(access)}
         )
 
     def cache_images(self, host: str, images: Sequence[ImageRef], access: Access) -> bool:
-        """Request a host to prefetch images. ``access`` is that of ``AgentApi.cache_images``.
+        """Request a host to prefetch images. ``access`` has a ticket for reading the images.
 
         Returns:
-            False if the broker did not take the message, the host has no key, or the keys cannot
-            be read. The conductor's sweep repeats the message.
+            False if the broker did not take the message, or no key of the host is available. The
+            conductor's sweep repeats the message.
         """
         return self._cast(
             host, "cache_images", {"images": to_wire(list(images)), "access": to_wire(access)}
@@ -154,8 +155,9 @@ class AgentClient:
             timeout: Seconds to wait for the answer.
 
         Raises:
-            NoAnswer: The host did not answer in time, or is in quarantine.
-            Unavailable: The host has no key, or the database does not answer.
+            NoAnswer: The host did not answer in time, cannot be reached, or is in quarantine.
+            Unavailable: The host has no key, this process has no secret for queries, or the
+                database does not answer.
             Problem: The host's answer is this error.
         """
         try:

@@ -137,10 +137,11 @@ class Connect:
 def opener(conf: cfg.ConfigOpts, url: str | None = None) -> Connect:
     """Return a ``Connect`` for the configured broker, or for the broker at ``url``.
 
-    No connection is opened yet.
+    Defaults in ``conf`` are set as by ``configure``. No connection is opened yet.
 
     Raises:
         ConfigError: ``configure`` refuses the configuration.
+        ValueError, oslo_messaging.MessagingException: The URL is malformed, or of an unknown kind.
     """
     address, options = configure(conf, url), conf[RABBIT]
     urls = []
@@ -185,6 +186,7 @@ def look_in(conf: cfg.ConfigOpts, url: str | None = None, option: str = "transpo
         ConfigError: The broker refuses the name, the password or the virtual host, or ``configure``
             refuses the configuration.
         Unavailable: The broker does not answer, or the URL names no broker.
+        ValueError, oslo_messaging.MessagingException: The URL is malformed, or of an unknown kind.
     """
     connect = opener(conf, url)
     if not address_of(conf, url).hosts:
@@ -207,7 +209,7 @@ def look_in(conf: cfg.ConfigOpts, url: str | None = None, option: str = "transpo
 
 
 def _try(connection: Connection) -> None:
-    """Open and close a connection with a channel."""
+    """Open a connection and a channel, and close both. A failure raises an error of ``BROKEN``."""
     try:
         connection.default_channel  # noqa: B018  # connects
     finally:
@@ -252,8 +254,9 @@ def configure(conf: cfg.ConfigOpts, url: str | None = None) -> BrokerAddress:
         The nodes of the configured broker, or of the broker at ``url``.
 
     Raises:
-        ConfigError: Plain text would travel to another machine, certificates would not be
-            verified, or the URL contains options for TLS.
+        ConfigError: Plain text would travel to another machine without permission, certificates
+            would not be verified, the URL contains options for TLS, or [tls] is not usable.
+        ValueError, oslo_messaging.MessagingException: The URL is malformed, or of an unknown kind.
     """
     address, files, options = address_of(conf, url), tls.of(conf), conf[RABBIT]
     if any(name.startswith("ssl") for name in address.query):
@@ -286,7 +289,11 @@ def configure(conf: cfg.ConfigOpts, url: str | None = None) -> BrokerAddress:
 
 
 def address_of(conf: cfg.ConfigOpts, url: str | None = None) -> BrokerAddress:
-    """Return the nodes of the configured broker, or of the broker at ``url``."""
+    """Return the nodes of the configured broker, or of the broker at ``url``.
+
+    Raises:
+        ValueError, oslo_messaging.MessagingException: The URL is malformed, or of an unknown kind.
+    """
     oslo_messaging.get_rpc_transport(conf, url=url)  # Registers the options without connecting.
     address: BrokerAddress = oslo_messaging.TransportURL.parse(conf, url)
     return address

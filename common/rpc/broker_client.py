@@ -64,7 +64,7 @@ class Listener:
         self._thread.join(timeout=5)
 
     def reconnect(self) -> None:
-        """End the connection and open a new one, for which ``declare`` is called again."""
+        """Let the thread replace the connection and call ``declare`` again. Do not wait for it."""
         self._reconnects.set()
         self._wake()
 
@@ -110,7 +110,7 @@ class Listener:
         """Wait for the broker, for ``_wake``, or until ``IDLE`` is over.
 
         Returns:
-            True if the broker has sent something.
+            True if the broker has sent data or closed the connection.
         """
         if isinstance(broker, ssl.SSLSocket) and broker.pending():
             return True
@@ -123,7 +123,7 @@ class Listener:
         return broker.fileno() in readable
 
     def _take(self, take: Take, message: Any) -> None:  # noqa: ANN401 - kombu declares no types
-        """Call ``take`` with the message. If that raises, the message is logged and lost."""
+        """Call ``take`` with the message. If that raises, log the error. The message is lost."""
         body = message.body
         try:
             text = body if isinstance(body, bytes) else str(body).encode()
@@ -167,8 +167,8 @@ class Sender:
             seconds: Seconds after which the broker drops the message if it is still unread.
 
         Returns:
-            False if the broker is unreachable, during the pause after a failure, or, with confirms,
-            if no queue takes the message.
+            False if the broker is unreachable or refuses the message, during the pause after a
+            failure, or, with confirms, if no queue takes the message.
         """
 
         def publish() -> bool:
@@ -197,6 +197,8 @@ class Sender:
     def run(self, what: str, work: Callable[[Connection], None]) -> bool:
         """Call ``work`` with the connection, and once more with a new one if the first is broken.
 
+        After a timeout ``work`` is not called again.
+
         Args:
             what: The name of the work in the log.
             work: The function to call. Exceptions that are no errors of the broker are raised to
@@ -216,14 +218,17 @@ class Sender:
     def _run(self, what: str, work: Callable[[], bool]) -> bool:
         """Call ``work``, and once more over a new connection if the first is broken.
 
-        Return the result of ``work``, or False after a failure and during the pause that follows.
+        After a timeout ``work`` is not called again. Return the result of ``work``, or False after
+        a failure and during the pause that follows.
         """
 
         def attempt() -> bool:
             try:
                 return work()
             except TimeoutError as problem:  # A silent broker would be silent again.
-                raise exceptions.OperationalError(f"no answer in time: {problem}") from problem
+                raise exceptions.OperationalError(
+                    f"the broker did not answer in time: {problem}"
+                ) from problem
             except AmqpTransport.channel_errors as problem:  # kombu would keep the closed channel.
                 raise ConnectionResetError(str(problem)) from problem
 

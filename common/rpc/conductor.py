@@ -46,25 +46,33 @@ class ConductorApi(Protocol):
         """Process an agent's report, unless the cookie in the report is not fresh.
 
         Args:
-            request: The report. Its cookie is that of the last answer, and proves the age.
+            request: The report. Its cookie is that of the last answer, and proves that the report
+                is new.
 
         Returns:
             The answer, and the access to the images of its commands (None if they have no images).
-            With a cookie that is not fresh, the answer has only a new cookie and the session 0, and
-            the agent registers again.
+            If the access cannot be made, the commands are left out. With a cookie that is not
+            fresh, the answer has only a new cookie and the session 0, and the agent registers
+            again.
 
         Raises:
-            Unavailable: The report was not processed. The agent repeats it.
+            Unavailable: The report was not processed. The agent repeats the report.
+            TimeoutError: The report was not processed in time, and may be processed later.
         """
 
     def heartbeat(self, beat: Heartbeat) -> HeartbeatAnswer:
-        """Answer a heartbeat, and renew the host's lease if there is no work for the host.
+        """Answer a heartbeat. If no report is needed, the next sweep renews the host's lease.
 
         Args:
-            beat: The heartbeat. If its cookie is not fresh, the host must send a report.
+            beat: The heartbeat.
 
         Returns:
-            The answer. If its ``nothing`` is False, the host must send a report of all its domains.
+            The answer. If ``nothing`` is False, the host must send a report of all domains: work
+            waits for the host, the session has ended, the cookie is not fresh, the domains have
+            changed, or such a report is due.
+
+        Raises:
+            Unavailable: The database does not answer.
         """
 
 
@@ -140,7 +148,7 @@ class ConductorClient:
             timeout: Seconds to wait for the answer.
 
         Raises:
-            NoAnswer: No conductor answered in time.
+            NoAnswer: No conductor answered in time, or the report could not be sent.
             Problem: The answer is this error, for example because the conductor ends.
         """
         reply = self._link.ask(REPORTS, "sync", {"request": to_wire(request)}, timeout)
@@ -184,9 +192,10 @@ class ConductorWakeup:
         threading.Thread(target=self._run, name="conductor-wakeup", daemon=True).start()
 
     def wake(self, service_calls: bool = False) -> None:
-        """Let the background thread send one message, which calls ``method`` of a conductor.
+        """Let the background thread send a message that calls ``method`` of a conductor.
 
-        ``service_calls`` is as for ``ConductorApi.wake``, and stays False for ``loop_back``.
+        Calls before the thread sends the message share the message. ``service_calls`` is as for
+        ``ConductorApi.wake``, and stays False for ``loop_back``.
         """
         if service_calls:
             self._service_calls.set()

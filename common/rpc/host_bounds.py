@@ -52,7 +52,8 @@ class Allowances:
             size: Bytes of the message.
 
         Raises:
-            NotGenuine: The allowance of the last second is used up, or the message is too long.
+            NotGenuine: The host has used up its messages or bytes per second, or the message is
+                too long.
         """
         if self._messages.take(host)[0]:
             raise NotGenuine(f"the host sends more than {MESSAGES_A_SECOND} messages a second")
@@ -93,14 +94,17 @@ class Quarantine:
         self._lock = threading.Lock()
 
     def count(self, host: str, size: int) -> float:
-        """Count a message above the host's allowance.
+        """Count a message above the host's allowance, and begin a quarantine if the host floods.
+
+        A host floods with ``FLOOD_MESSAGES`` such messages within ``FLOOD_SECONDS``. A message
+        counts once more for each ``FLOOD_UNIT_BYTES``.
 
         Args:
             host: The sender.
             size: Bytes of the message.
 
         Returns:
-            The seconds of the quarantine that begins with this message, or 0 if none begins.
+            The seconds of the quarantine that begins with this message, otherwise 0.
         """
         with self._lock:
             now = self._monotonic()
@@ -130,7 +134,7 @@ class Quarantine:
 
 
 def require_bounded(content: object, place: str = "the message", depth: int = 0) -> None:
-    """Check the lengths of all lists, objects, texts and numbers in a message from a host.
+    """Check the size of all lists, objects, texts and integers in a message, and their nesting.
 
     Args:
         content: A JSON value.

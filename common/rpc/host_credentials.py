@@ -71,14 +71,16 @@ class HostJoinsApi(Protocol):
         Args:
             host: Name of the host.
             generation: Generation of the token's key.
-            public: Public key of the machine's ``Envelope``. The same key may use the token again.
+            public: Public key of the machine's ``Envelope``. The same key may use the token again
+                until the token expires.
             request: Request for a certificate (PEM), or "" for no certificate. The request is
                 ignored if the conductor signs no certificates for this host.
 
         Raises:
-            NotFound: As for ``look``.
+            NotFound: A newer token replaced this one, or the host was removed or has other keys.
             BadRequest: ``public`` or ``request`` is not valid.
             Conflict: Another machine has used the token, or the token has expired.
+            Unavailable: The conductor lacks a secret, or the database does not answer.
         """
 
 
@@ -100,20 +102,24 @@ class HostJoinsClient:
         """Return the state of this machine's join token.
 
         Raises:
-            NoAnswer: No conductor answered in time.
+            Unavailable: No conductor answered in time, or the database does not answer.
             NotFound: A newer token replaced this one, or the host was removed or has other keys.
         """
         return from_wire(TokenState, self._link.ask(REPORTS, "join_look", {}, ANSWER_SECONDS))
 
     def join(self, request: str = "") -> Identity:
-        """Use the join token, and return the identity. Safe to repeat if the answer was lost.
+        """Use the join token, and return the identity.
+
+        If the answer was lost, only this object can repeat the call, because another object has
+        another key pair.
 
         Args:
             request: Request for a certificate (PEM), or "" for no certificate.
 
         Raises:
-            Unavailable: No answer. The token may have been used.
-            NotFound: As for ``look``.
+            Unavailable: No answer, so that the token may have been used. Or the conductor lacks a
+                secret, or the database does not answer.
+            NotFound: A newer token replaced this one, or the host was removed or has other keys.
             BadRequest: ``request`` is not valid.
             Conflict: Another machine has used the token, or the token has expired.
             NotGenuine: The answer was not sealed for this machine.
@@ -157,7 +163,7 @@ class HostCertificatesClient:
         """Return the next certificate (PEM). See ``HostCertificatesApi.renew``.
 
         Raises:
-            NoAnswer: No conductor answered in time.
+            NoAnswer: No conductor answered in time, or the request could not be sent.
             Conflict, BadRequest: The conductor refuses. The text contains the reason.
         """
         content = {"certificate": certificate, "request": request, "proof": proof}

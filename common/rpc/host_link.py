@@ -110,10 +110,10 @@ class _Side(ABC):
 
     @abstractmethod
     def _declare(self, channel: Channel) -> dict[str, Take]:
-        """Declare the queues of this end.
+        """Declare the queues of this end over the channel of a new connection.
 
         Returns:
-            For each queue the function that processes its messages.
+            Name of a queue -> function that processes its messages.
         """
 
     def _start_listener(self) -> Listener:
@@ -226,8 +226,12 @@ class HostSide(_Side):
     def _declare(self, channel: Channel) -> dict[str, Take]:
         """Request this host's queue from the conductors, and wait until the queue exists.
 
+        Returns:
+            Name of the queue -> function that processes its messages.
+
         Raises:
-            amqp.NotFound: The queue is still missing. ``Listener`` connects and tries again.
+            amqp.NotFound: The queue is missing after ``QUEUE_PAUSES``. ``Listener`` connects and
+                tries again.
         """
         queue, connection = (
             host_queues.name_of(self._prefix, self._host, self._purpose),
@@ -356,7 +360,8 @@ class ControlSide(_Side):
             False if the broker is unreachable, or the host's queue does not exist.
 
         Raises:
-            Unavailable: The host has no key, or the database does not answer.
+            Unavailable: The host has no key, this process has no secret for ``purpose``, or the
+                database does not answer.
         """
         return self._asking.send(
             "",
@@ -379,7 +384,8 @@ class ControlSide(_Side):
 
         Raises:
             NoAnswer: The host did not answer in time, cannot be reached, or is in quarantine.
-            Unavailable: The host has no key, or the database does not answer.
+            Unavailable: The host has no key, this process has no secret for ``purpose``, or the
+                database does not answer.
             Problem: The answer is this error.
         """
         if host in self._quarantine.hosts():
@@ -408,12 +414,17 @@ class ControlSide(_Side):
             self._process(body, self._requests.complete)
 
     def _rename(self) -> None:
-        """Receive hosts' answers under a new name, which a host in quarantine does not know."""
+        """Receive hosts' answers under a new name, which a host in quarantine does not know.
+
+        Answers to earlier requests are lost, so that their calls raise NoAnswer.
+        """
         self._name = uuid.uuid4().hex
         self._start_listener().reconnect()
 
     def _may_send(self, sender: str, size: int, escape: Callable[[], None]) -> bool:
         """Count a message, and return True if it is within the allowance of its sender.
+
+        Otherwise the message is counted in ``refusals``, and may begin a quarantine.
 
         Args:
             sender: The host in the routing key. The broker enforces that this is the sender.
@@ -480,8 +491,9 @@ class ControlSide(_Side):
     def _declare_queue_of(self, header: Header, came_at: float) -> None:
         """Declare the queue of the host that requested it with the message of this header.
 
-        A request that arrived more than ``STALE_SECONDS`` after ``came_at`` is dropped, because the
-        host has sent another. If conductors have no permission to declare queues, that is logged.
+        A request that waited longer than ``STALE_SECONDS`` for a thread is dropped, because the
+        host has sent another. ``came_at`` is the monotonic time of the arrival. If conductors have
+        no permission to declare queues, that is logged.
         """
         queue = host_queues.name_of(self._prefix, header.host, Purpose(header.purpose))
         if time.monotonic() - came_at > STALE_SECONDS:
@@ -508,7 +520,7 @@ class ControlSide(_Side):
         If the method raises NotGenuine, or the key is not valid any more or cannot be read, the
         request is counted in ``refusals`` and gets no answer. A request that waited longer than
         ``STALE_SECONDS`` is dropped, for example because the database was unreachable. The host has
-        given up, and repeats the request.
+        given up, and repeats the request. ``came_at`` is the monotonic time of the arrival.
         """
         if time.monotonic() - came_at > STALE_SECONDS:
             return

@@ -129,7 +129,8 @@ class Refusals:
     def count(self, host: str, why: object) -> None:
         """Count a refused message, and log the reason at most once a minute for each host.
 
-        With ``REMEMBERED`` hosts, messages of further hosts are counted as "(others)".
+        Once ``REMEMBERED`` hosts have been counted, messages of further hosts are counted as
+        "(others)".
         """
         REFUSED.add()
         with self._lock:
@@ -150,7 +151,10 @@ class Refusals:
         )
 
     def take(self) -> Counter[str]:
-        """Return the numbers of refused messages by host since the last call, and reset them."""
+        """Return the number of refused messages of each host since the last call.
+
+        The totals in ``counted`` stay.
+        """
         with self._lock:
             counts, self._new = self._new, Counter()
         return counts

@@ -33,7 +33,9 @@ def name_of(prefix: str, host: str, purpose: Purpose) -> str:
 
 
 def declare(connection: Connection, queue: str) -> None:
-    """Declare the queue of a host. An existing queue with other arguments is deleted first.
+    """Declare the queue of a host.
+
+    An existing queue with other arguments is deleted first, with the messages in it.
 
     Raises:
         AmqpTransport.channel_errors: The broker refuses.
@@ -95,7 +97,12 @@ def declare_door(channel: Channel, prefix: str, door: str) -> str:
 
 
 def _ensure_exchange(channel: Channel, name: str) -> None:
-    """Declare the exchange if it is missing. Only conductors have permission to declare it."""
+    """Declare the exchange if it is missing.
+
+    Raises:
+        AmqpTransport.channel_errors: The exchange is missing, and this process is no conductor, so
+            that the broker refuses the declaration.
+    """
     with channel.connection.channel() as probe:
         try:
             probe.exchange_declare(name, "topic", passive=True)

@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 def run_method(
     function: Callable[..., object], arguments: JsonMapping, *passes: type[Exception]
 ) -> JsonObject:
-    """Call a function and return its result or Problem as plain data, for ``result``.
+    """Call a function and return its result or Problem as plain data, which ``result`` reads.
 
     An unexpected exception is logged, and returned as a Problem without details.
 

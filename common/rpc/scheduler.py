@@ -25,13 +25,19 @@ class SchedulerApi(Protocol):
 
         Args:
             specs: The requests, one for each server.
-            fresh: Use a snapshot that was read after the request arrived.
+            fresh: True to use only facts that are read after the request arrived.
+
+        Raises:
+            Unavailable: The database does not answer.
         """
 
     def explain(self, spec: RequestSpec) -> Explanation:
         """Explain how the scheduler would answer the request now, without placing a server.
 
         ``spec`` is the request for one server.
+
+        Raises:
+            Unavailable: The database does not answer.
         """
 
 

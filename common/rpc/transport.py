@@ -126,7 +126,8 @@ class Transport:
             arguments: Arguments of the method.
 
         Raises:
-            NoAnswer: No answer came in time. The call may still be executed.
+            NoAnswer: No answer came in time, or the broker did not take the request. The call may
+                still be executed.
             Problem: The error of the other process, with the same class and text. Other attributes
                 are lost.
         """
@@ -169,7 +170,8 @@ class Transport:
     def _try_send(self, send: Callable[[int], Sent]) -> Sent:
         """Try to send once, and once more if the channel is dead while the connection is alive.
 
-        The second try happens at most every ``MEND`` seconds.
+        The second try happens at most every ``MEND`` seconds. ``send`` gets the number of retries
+        that the library may make: 0, and 1 in the second try.
 
         The library creates a new channel only in a retry. Without a retry each later call would
         fail with the dead channel.
@@ -228,7 +230,7 @@ class Transport:
 
 
 def _has_dead_channel(problem: BaseException | None) -> bool:
-    """Return True if the library used a closed channel, False if the broker is unreachable."""
+    """Return True if the error or a cause of it shows that the library used a closed channel."""
     while problem is not None:
         if isinstance(problem, kombu_exceptions.ConnectionError):
             return True

@@ -73,7 +73,7 @@ class Identity:
     limits: Mapping[str, int] = field(default_factory=dict)
 
     def permissions(self, virtual_host: str = "/") -> JsonObject:
-        """Return the permissions in the format of the broker's definitions."""
+        """Return the permissions for queues and exchanges, in RabbitMQ's format of definitions."""
         return {
             "user": self.user,
             "vhost": virtual_host,
@@ -83,7 +83,7 @@ class Identity:
         }
 
     def topic_permissions(self, virtual_host: str = "/") -> list[JsonObject]:
-        """Return the permissions for routing keys in the format of the broker's definitions."""
+        """Return the permissions for routing keys, in RabbitMQ's format of definitions."""
         return [
             {
                 "user": self.user,

@@ -20,7 +20,7 @@ def user_of_role(role: str, prefix: str = PREFIX) -> str:
 def answers_queue(prefix: str, role: str, number: str) -> str:
     """Return the name of the queue for hosts' answers to a process of this role.
 
-    ``number`` identifies the process.
+    ``number`` identifies the connection that reads the queue.
     """
     return f"{prefix}-{ANSWERS}-{role}.{number}"
 
@@ -54,5 +54,5 @@ def join_queue(prefix: str, host: str) -> str:
 
 
 def exchange(prefix: str) -> str:
-    """Return the name of the exchange for hosts' messages, whose routing keys end in the host."""
+    """Return the name of the exchange to which hosts send. Routing keys end in the host's name."""
     return f"{prefix}-hosts"

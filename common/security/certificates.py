@@ -76,7 +76,8 @@ def check_proof(cert: x509.Certificate, host: str, request: str, proof: str) -> 
     """Verify that ``Certificate.proof`` made the proof with this certificate's key.
 
     Raises:
-        ValueError: The proof is malformed, of another key, or for another host or request.
+        ValueError: The proof is malformed, of another key, or for another host or request. Or the
+            certificate's key is neither EC nor RSA.
     """
     public, signed = cert.public_key(), _signed_text(host, request)
     try:
@@ -119,10 +120,10 @@ class NewKey:
         return request.public_bytes(serialization.Encoding.PEM).decode()
 
     def file(self, certificate: str) -> str:
-        """Return the text of [tls] cert_file: the certificate (PEM) and this key.
+        """Return the content for [tls] cert_file: the certificate (PEM) and this key.
 
         Raises:
-            ValueError: The certificate is for another key.
+            ValueError: The certificate is malformed, or for another key.
         """
         cert = x509.load_pem_x509_certificate(certificate.encode())
         if cert.public_key() != self._key.public_key():
@@ -269,7 +270,9 @@ def _read_requested_key(request: str) -> PublicKey:
 def builder(
     issuer: x509.Name, subject: x509.Name, public: PublicKey, now: datetime.datetime
 ) -> x509.CertificateBuilder:
-    """Return the builder of a certificate that is valid from two days ago, because clocks differ.
+    """Return the builder of a certificate that is valid from two days before ``now``.
+
+    Why: clocks differ.
 
     The caller adds the end of validity and the extensions, and signs.
     """

@@ -101,7 +101,7 @@ class Envelope:
 
 
 def seal_for(public: str, content: JsonObject) -> JsonObject:
-    """Encrypt an answer, so that only the ``Envelope`` with this public key can decrypt it.
+    """Return the answer encrypted, so that only the ``Envelope`` with this public key can open it.
 
     Raises:
         ValueError: ``public`` is not a key.

@@ -295,12 +295,13 @@ class AllKeys:
 
         Args:
             host: Name of the host.
-            transport_url: URL of the broker with the host's own user. Empty: as configured there.
-            generation: The generation of the keys. 0: the newest.
+            transport_url: URL of the broker with the host's own user. Empty: as configured on the
+                host.
+            generation: The generation of the keys, which is not checked. 0: the newest.
 
         Raises:
-            Unavailable: The host has no key, this process lacks a secret, or the database does not
-                answer.
+            Unavailable: This process lacks a secret. Or for generation 0, the host has no key or
+                the database does not answer.
         """
         number = generation or self.newest(host, Purpose.COMMAND).generation
         secrets = {
@@ -315,7 +316,7 @@ class AllKeys:
         key file get the same one.
 
         Raises:
-            Unavailable: The process does not have the secret.
+            Unavailable: This process has no secret for the purpose COMMAND.
         """
         if Purpose.COMMAND not in self._secrets:
             raise errors.Unavailable(_NO_SECRET.format(Purpose.COMMAND))

@@ -59,7 +59,7 @@ def images_written(verbs: Iterable[Verb]) -> list[str]:
 
 
 def _distinct(images: Iterable[str | None]) -> list[str]:
-    """Return the ids without repetition, in order."""
+    """Return the ids in order, without repetition, None and empty texts."""
     return [image for image in dict.fromkeys(images) if image]
 
 
@@ -97,9 +97,7 @@ class Tickets:
             ValueError: There are more than ``MOST`` images.
         """
         if len(reads) + len(writes) > MOST:
-            raise ValueError(
-                f"the commands for host {host} need more than {MOST} images in one ticket"
-            )
+            raise ValueError(f"the ticket for host {host} would permit more than {MOST} images")
         content = [host, list(reads), list(writes), int(self._seconds()) + LIFETIME]
         body = base64.urlsafe_b64encode(
             json.dumps(content, separators=(",", ":")).encode()
@@ -146,7 +144,8 @@ class Gateway:
 
         Raises:
             Unavailable: This cloud has no secret to sign with.
-            ValueError: There are more than ``MOST`` images.
+            ValueError, TypeError: There are more than ``MOST`` images, or ``decode`` refuses a
+                command.
         """
         verbs = [decode(command) for command in commands]
         reads, writes = images_read(verbs), images_written(verbs)

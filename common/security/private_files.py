@@ -14,8 +14,8 @@ def replace(path: Path, text: str, mode: int = 0o600, owner: tuple[int, int] | N
         path: The file, which need not exist.
         text: The new content.
         mode: The permissions of the file.
-        owner: Ids of the file's user and group. Ignored unless the process is root. None: those of
-            the process.
+        owner: Ids of the file's user and group. Ignored unless the process is root. None: the ids
+            of the process.
     """
     part = path.with_name(f"{path.name}.new")
     part.unlink(missing_ok=True)

@@ -31,12 +31,15 @@ class RateLimiter:
         return len(self._buckets)
 
     def take(self, key: str, units: int = 1) -> tuple[float, bool]:
-        """Take units from the key's allowance. If there are too few, take none.
+        """Take units from the key's allowance if there are enough.
+
+        The allowance grows by ``rate`` units a second, up to ``rate``. More units than ``rate`` are
+        always refused.
 
         Returns:
-            Two values. The first is 0.0 if the request may pass, otherwise the seconds until there
-            are enough units. The second is True if the caller should log the refusal, which happens
-            at most once a second for a key.
+            Two values. The first is 0.0 if the units were taken, otherwise the seconds until the
+            missing units are there. The second is True if the caller should log the refusal: at
+            most once a second for a key.
         """
         with self._lock:
             now = self._monotonic()

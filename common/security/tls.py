@@ -34,10 +34,11 @@ class Tls:
     ca: str
 
     def for_server(self, *, proved: bool = True) -> ssl.SSLContext:
-        """Return the context of a server.
+        """Return a new context of a server with these files, for TLS 1.3 only.
 
         Args:
-            proved: True: clients must present a certificate of the authority.
+            proved: True: clients must present a certificate of the authority. False: clients need
+                no certificate.
 
         Raises:
             OSError: A file cannot be used (ssl.SSLError is an OSError).
@@ -48,7 +49,9 @@ class Tls:
         return context
 
     def for_client(self, oldest: ssl.TLSVersion = ssl.TLSVersion.TLSv1_3) -> ssl.SSLContext:
-        """Return the context of a client, which verifies the server's chain and name.
+        """Return a new context of a client, which verifies the server's chain and name.
+
+        The client presents this process's certificate if there is a certificate.
 
         Args:
             oldest: The oldest accepted version of TLS.
@@ -94,10 +97,13 @@ def load(
 
 
 def of(conf: cfg.ConfigOpts) -> Tls | None:
-    """Return the files of [tls], or None if TLS is not used.
+    """Return the files of [tls], or None without ca_file.
+
+    Without key_file, cert_file contains the key too.
 
     Raises:
-        ConfigError: The options contradict each other, or the files cannot be used.
+        ConfigError: cert_file is set without ca_file, or key_file without cert_file. Or the files
+            cannot be used.
     """
     cert, ca = conf.tls.cert_file, conf.tls.ca_file
     key = conf.tls.key_file or cert
@@ -131,7 +137,8 @@ def protecting(
 
     Raises:
         ConfigError: The connection would be plain text to another machine, without [tls]
-            allow_plain_text. Or the files cannot be used, or a listener has no certificate.
+            allow_plain_text. Or the files or options of [tls] cannot be used (``of``), or a
+            listener has no certificate.
     """
     files = of(conf)
     if files is not None and not off:
@@ -155,12 +162,12 @@ def of_url(conf: cfg.ConfigOpts, option: str, url: str) -> bool | str:
     """Return how to verify the certificate at a URL of this cloud.
 
     Returns:
-        The file of the cloud's authority, or True for the authorities of the system. True also for
-        a permitted http:// URL.
+        The path of [tls] ca_file. Without ca_file True, for the authorities of the system. True
+        also for a permitted http:// URL.
 
     Raises:
         ConfigError: The URL is plain HTTP to another machine, without [tls] allow_plain_text. Or
-            the files of [tls] cannot be used.
+            the files or options of [tls] cannot be used (``of``).
     """
     parts = urlsplit(url)
     if parts.scheme == "https":
@@ -175,8 +182,8 @@ def check_external_url(
 ) -> str:
     """Return the URL unchanged, after a check that passwords and tokens may be sent to it.
 
-    Permitted are https URLs and loopback addresses. With allow_plain_text in [identity] or [tls],
-    all URLs are permitted.
+    Permitted are https URLs, loopback addresses, and URLs without a host. With allow_plain_text in
+    [identity] or [tls], all URLs are permitted.
 
     Args:
         conf: The configuration.
@@ -212,7 +219,9 @@ def refusal_of_external_url(conf: cfg.ConfigOpts, option: str, url: str) -> str:
 
 
 def check_external_urls(conf: cfg.ConfigOpts) -> None:
-    """Check the configured URLs of all external services. Other URLs come from the catalogue.
+    """Check [identity] auth_url and the endpoints in [image], [network], [share] and [volume].
+
+    An endpoint that is not set comes from the catalogue, and is not checked here.
 
     Raises:
         ConfigError: As ``check_external_url``.

@@ -43,6 +43,11 @@ class TlsSocket:
     ) -> TlsSocket:
         """Return a connection after the handshake. Close the connection if the handshake fails.
 
+        Args:
+            plain: A connected socket, which the result takes over.
+            context: The context of a client or of a server.
+            name: The name that the server's certificate must contain. None: this is the server.
+
         Raises:
             OSError: The handshake failed.
         """
@@ -58,12 +63,16 @@ class TlsSocket:
         """Complete the handshake.
 
         Raises:
-            OSError: The peer cannot be verified, or does not answer in time.
+            OSError: The peer cannot be verified, does not answer in time, or ends the connection.
         """
         self._when_possible(lambda: self._sock.do_handshake())
 
     def names(self) -> list[str]:
-        """Return the addresses and names in the peer's certificate. Empty without a certificate."""
+        """Return the addresses and names in the peer's certificate. Empty without a certificate.
+
+        Raises:
+            ValueError: The handshake is not complete.
+        """
         certificate: Any = self._sock.getpeercert() or {}
         return [
             value
@@ -77,6 +86,7 @@ class TlsSocket:
         Raises:
             BlockingIOError: No data is available, and the timeout is 0.
             TimeoutError: No data came in time.
+            OSError: The connection failed, or was closed.
         """
         return self._when_possible(lambda: self._sock.recv(size))
 
@@ -86,6 +96,7 @@ class TlsSocket:
         Raises:
             BlockingIOError: No data can be sent now, and the timeout is 0.
             TimeoutError: No data could be sent in time.
+            OSError: The connection failed, or was closed.
         """
         return self._when_possible(lambda: self._sock.send(data))
 
@@ -93,7 +104,7 @@ class TlsSocket:
         """Send all data. The timeout applies to each part of the data.
 
         Raises:
-            BlockingIOError, TimeoutError: As for ``send``. A part of the data may have been sent.
+            OSError: As for ``send``. A part of the data may have been sent.
         """
         left = memoryview(data)
         while left:
@@ -134,7 +145,7 @@ class TlsSocket:
         self._sock.setsockopt(level, option, value)
 
     def fileno(self) -> int:
-        """Return the file descriptor of the connection."""
+        """Return the file descriptor of the connection, or -1 after ``close``."""
         return self._sock.fileno()
 
     def dup(self) -> Watched:

@@ -30,14 +30,14 @@ class Unproved:
         self._open: dict[int, tuple[socket.socket, str]] = {}
 
     def add(self, connection: socket.socket, peer: object) -> int:
-        """Add a connection, and end another one if there are too many.
+        """Add a connection, and return the number for ``remove``.
+
+        If ``most`` connections were there already, the choice of ``to_shed`` is shut down. The new
+        connection is never chosen.
 
         Args:
-            connection: The connection, which stays the caller's.
+            connection: The connection, which the caller still has to close.
             peer: The peer's address from accept().
-
-        Returns:
-            The number for ``remove``.
         """
         copy = connection.dup()
         with self._lock:
@@ -55,7 +55,7 @@ class Unproved:
         """Remove a connection that has ended or has authenticated. The connection is not closed.
 
         Args:
-            number: The result of ``add``. A connection that was ended for another one is no error.
+            number: The result of ``add``. Ignored if ``add`` has shut this connection down since.
         """
         with self._lock:
             copy, _ = self._open.pop(number, (None, ""))
@@ -64,7 +64,10 @@ class Unproved:
 
 
 def to_shed(oldest_first: Iterable[Connection], addresses: Mapping[Connection, str]) -> Connection:
-    """Return the oldest connection of the address with the most connections. The caller ends it.
+    """Return the oldest connection of the address with the most connections.
+
+    If several addresses have the most, the oldest connection of all of these is returned. The
+    caller ends the connection.
 
     Args:
         oldest_first: The connections, of which there is at least one.
@@ -80,7 +83,8 @@ def origin(peer: object) -> str:
     """Return the key under which connections of one client are counted.
 
     The key is the IPv4 address, or the /64 network of an IPv6 address, because a client has all
-    addresses of such a network.
+    addresses of such a network. An IPv4-mapped IPv6 address counts as IPv4. The key of a peer
+    without an IP address is its text.
 
     Args:
         peer: The peer's address from accept().
@@ -93,7 +97,10 @@ def origin(peer: object) -> str:
 
 
 def _end(connection: socket.socket) -> None:
-    """Shut a connection down, so that the thread that waits for it ends it, and close the copy."""
+    """Shut down the connection of this copied descriptor, and close the copy.
+
+    The thread that waits for the connection then ends it.
+    """
     try:
         connection.shutdown(socket.SHUT_RDWR)
     except OSError as error:

@@ -50,7 +50,7 @@ class Vault:
         """Return the decrypted secrets.
 
         Raises:
-            Unavailable: There is no key, or the secrets were sealed with another key.
+            Unavailable: There is no key, or no key opens the text.
         """
         secrets: JsonObject = json.loads(self._decrypt(sealed))
         return secrets
@@ -66,17 +66,17 @@ class Vault:
     def open_text(self, kept: str) -> str:
         """Return the decrypted text of a column with the value ``kept``.
 
-        A text without the prefix was stored without a key, and is returned unchanged.
+        A text without the prefix ``SEALED`` was stored without a key, and is returned unchanged.
 
         Raises:
-            Unavailable: There is no key, or the text was sealed with another key.
+            Unavailable: The text has the prefix, and no key opens the text.
         """
         return (
             self._decrypt(kept.removeprefix(SEALED)).decode() if kept.startswith(SEALED) else kept
         )
 
     def derive(self, purpose: str) -> str:
-        """Return 64 hexadecimal digits that only processes with the first key can derive.
+        """Return 64 hexadecimal digits that follow from the first key and the purpose.
 
         Raises:
             Unavailable: There is no key.
@@ -84,7 +84,9 @@ class Vault:
         return self.derive_all(purpose)[0]
 
     def derive_all(self, purpose: str) -> list[str]:
-        """Return ``derive`` for every key, so that results of older keys are still recognized.
+        """Return the digits of ``derive`` for each key, in the order of the keys.
+
+        The caller thereby recognizes digits that were derived before a new key was put first.
 
         Raises:
             Unavailable: There is no key.

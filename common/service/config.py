@@ -472,7 +472,7 @@ OPTIONS: dict[str, Sequence[cfg.Opt]] = {
 
 
 def register(conf: cfg.ConfigOpts = CONF) -> None:
-    """Register the options. Repeated calls have no effect."""
+    """Register ``OPTIONS``. Repeated calls have no effect."""
     for group, options in OPTIONS.items():
         conf.register_opts(options, group=None if group == "DEFAULT" else group)
 
@@ -488,8 +488,8 @@ def load(path: str | None = None, process: str = "") -> cfg.ConfigOpts:
         process: Name of the process without "kilonova-", or "" for a command.
 
     Raises:
-        ConfigError: The file is missing, an option is unknown or has a wrong value, two options
-            contradict each other, or a credential cannot be used.
+        ConfigError: The file is missing or malformed, an option is unknown or has a wrong value,
+            two options contradict each other, or a credential cannot be used.
     """
     register()
     default_path = AGENT_FILE if process == AGENT else DEFAULT_FILE
@@ -552,7 +552,7 @@ def _values(conf: cfg.ConfigOpts) -> dict[str, object]:
 
 
 def _fill(conf: cfg.ConfigOpts, path: str | None, process: str) -> None:
-    """Fill ``conf`` from the file and the credentials.
+    """Fill ``conf`` from file, environment and credentials, add derived values, and check all.
 
     Raises:
         ConfigError: As ``load``.
@@ -581,7 +581,7 @@ def _fill(conf: cfg.ConfigOpts, path: str | None, process: str) -> None:
 
 
 def _read(section: cfg.ConfigOpts | cfg.ConfigOpts.GroupAttr, group: str, name: str) -> None:
-    """Read and check the value of an option.
+    """Check the value of an option by reading the option.
 
     Raises:
         cfg.Error: The value is wrong.
@@ -595,7 +595,13 @@ def _read(section: cfg.ConfigOpts | cfg.ConfigOpts.GroupAttr, group: str, name: 
 
 
 def _take_credentials(conf: cfg.ConfigOpts, path: str | None, process: str) -> CredentialSource:
-    """Make credentials the source of values that neither the file nor the environment sets."""
+    """Make credentials the source of values that neither the file nor the environment sets.
+
+    Return this source.
+
+    Raises:
+        ConfigError: A credential cannot be read or exists twice, or others can read the folder.
+    """
     folder = Path(path).absolute().parent if path and process != AGENT else None
     try:
         source = CredentialSource(folder)
@@ -612,8 +618,8 @@ def _take_credentials(conf: cfg.ConfigOpts, path: str | None, process: str) -> C
 def _derive(conf: cfg.ConfigOpts, source: CredentialSource) -> None:
     """Set options that follow from other options or from files in their default place.
 
-    Values in the file or the environment take precedence. ``source.origins`` then has the origin
-    of each derived value.
+    Values in the file or the environment take precedence over derived values, and these over
+    credentials. ``source.origins`` then has the origin of each derived value.
     """
     if not conf.tls.ca_file and not conf.tls.cert_file and source.add_tls_files():
         conf.reload_config_files()
@@ -640,11 +646,11 @@ def origins(conf: cfg.ConfigOpts) -> dict[str, str]:
 def _check_names_and_limits(
     conf: cfg.ConfigOpts, path: str | None, credentials: Collection[str]
 ) -> None:
-    """Check the names of all lines and credentials, and the time limits of [database].
+    """Check the names of all sections, options and credentials, and the limits of [database].
 
     Raises:
-        ConfigError: A line is unknown, a credential is refused (``refused_credentials``), or
-            lock_timeout is not less than half of statement_timeout.
+        ConfigError: A section or an option in the file is unknown, a credential is refused
+            (``refused_credentials``), or lock_timeout is not less than half of statement_timeout.
     """
     if path and (refused := config_file.unknown(path, OPTIONS)):
         raise ConfigError(refused)

@@ -121,7 +121,10 @@ class _Lines(iniparser.BaseParser):
 
 
 def lines(path: str) -> list[Line]:
-    """Return every option of the file, in order. oslo.config must have accepted the file before."""
+    """Return every option that the file sets, in order, with value and line number.
+
+    oslo.config must have accepted the file before.
+    """
     return _parse(path).options
 
 
@@ -134,11 +137,12 @@ def _parse(path: str) -> _Lines:
 def unknown(path: str, options: Mapping[str, Iterable[cfg.Opt]]) -> str:
     """Return a text that lists the file's unknown sections and options with the nearest names.
 
-    The text has at most ``MAX_SHOWN`` names, and is "" if all are known.
+    The text lists at most ``MAX_SHOWN`` of them and the number of the others. It is "" if all are
+    known.
 
     Args:
         path: Path of the file.
-        options: Kilonova's own options, by section.
+        options: Kilonova's own options, by section. Options of libraries are known in any case.
     """
     parser = _parse(path)
     known_options = {
@@ -159,7 +163,7 @@ def unknown(path: str, options: Mapping[str, Iterable[cfg.Opt]]) -> str:
 def refused_credentials(
     path: str | None, credentials: Iterable[str], options: Mapping[str, Iterable[cfg.Opt]]
 ) -> str:
-    """Return a text about the first credential that cannot be used, or "".
+    """Return a text about the first credential, by name, that cannot be used, or "".
 
     That is a credential of an unknown option, or of an option that the file sets too. Credentials
     of unknown sections are ignored, because they belong to other programs.
@@ -213,7 +217,11 @@ def _names(options: Iterable[cfg.Opt]) -> set[str]:
 
 
 def _login(section: str, lines: Iterable[Line]) -> set[str]:
-    """Return the option names of a section with a user of keystoneauth."""
+    """Return the names of the options that keystoneauth reads in a section with a login.
+
+    These depend on the section's ``auth_type``, by default password. For an unknown type,
+    only the options that all types share are returned.
+    """
     from keystoneauth1 import exceptions, loading
 
     auth_types = [

@@ -59,12 +59,15 @@ class CredentialSource(sources.ConfigurationSource):
         self.given = frozenset(self.values)  #: names of credentials
 
     def add(self, values: Mapping[str, str], origins: Mapping[str, str]) -> None:
-        """Add option values that are derived from others, with their origins."""
+        """Add the values and origins of options (``api.port``), in place of earlier values."""
         self.values |= values
         self.origins |= origins
 
     def add_tls_files(self) -> bool:
-        """Use the certificates and keys in the folder ``tls``. Return False without such files."""
+        """Set the options in ``TLS_FILES`` whose file exists in the folder ``tls``.
+
+        Return False if no file exists, or if this process does not use the folder.
+        """
         if self._beside is None:
             return False
         paths = {name: self._beside / TLS_FOLDER / file for name, file in TLS_FILES.items()}
@@ -88,7 +91,8 @@ def _check_private(folder: Path) -> Path | None:
     """Return the folder if it exists, otherwise None.
 
     Raises:
-        ValueError: Others can read the folder.
+        OSError: The folder's mode cannot be read.
+        ValueError: Other users can list or enter the folder.
     """
     try:
         open_to_others = folder.stat().st_mode & 0o005

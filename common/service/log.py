@@ -49,7 +49,8 @@ def start(level: str = "INFO", form: str = TEXT) -> None:
     """Log to standard error. Existing handlers are replaced.
 
     Args:
-        level: Name of the lowest level that is logged.
+        level: Name of the lowest level that is logged. The libraries in ``_QUIET`` never log below
+            WARNING.
         form: TEXT or JSON.
     """
     root = logging.getLogger()
@@ -79,12 +80,15 @@ class LogHandler(logging.StreamHandler[TextIO]):
         self._repeats = repeats or Repeats()
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write the record, or count a repetition. logging calls this with a lock held."""
+        """Write the record, or only count it as a repetition. Write counts that are due.
+
+        logging calls this with a lock held.
+        """
         for line in self._repeats.news(without_traceback(record)):
             super().emit(line)
 
     def close(self) -> None:
-        """Write the counts of suppressed records. logging calls this at exit."""
+        """Write the counts of suppressed records, and close. logging calls this at exit."""
         self.acquire()
         try:
             for line in self._repeats.rest():
@@ -110,7 +114,7 @@ class TextFormatter(logging.Formatter):
         super().__init__(_JOURNAL_FORMAT if is_journal else _FORMAT)
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        """Append the fields to the message."""
+        """Return the formatted line with the record's fields appended as NAME=VALUE."""
         message = super().formatMessage(record)
         parts = _parts(record)
         return " ".join((message, *(f"{name}={_value(part)}" for name, part in parts.items())))
@@ -153,13 +157,19 @@ class JournalFormatter(logging.Formatter):
 
 
 def priority(level: int) -> int:
-    """Return syslog's number of a level: 2 critical, 3 error, 4 warning, 6 info, 7 debug."""
+    """Return syslog's number of a level: 2 critical, 3 error, 4 warning, 6 info, 7 debug.
+
+    A level between two of these gets the number of the lower level.
+    """
     levels = ((logging.CRITICAL, 2), (logging.ERROR, 3), (logging.WARNING, 4), (logging.INFO, 6))
     return next((number for least, number in levels if level >= least), 7)
 
 
 def _parts(record: logging.LogRecord) -> dict[str, object]:
-    """Return the record's fields that are not empty, and the id of this thread's request if any."""
+    """Return the record's fields that are neither None nor "".
+
+    Without a field ``request``, add the id of this thread's request, if any.
+    """
     fields: dict[str, object] = getattr(record, "parts", {})
     parts = {name: part for name, part in fields.items() if part is not None and part != ""}
     if "request" not in parts and (request := request_id.get()):
@@ -170,8 +180,9 @@ def _parts(record: logging.LogRecord) -> dict[str, object]:
 def _value(part: object) -> str:
     """Return the text of a field. A float has one decimal.
 
-    Values with a space, a quote, a backslash or a character outside of ASCII are quoted, and so are
-    long values. Quoted values are cut to ``MAX_VALUE_CHARS``, with escapes for these characters.
+    Values with a space, a control character, a quote, a backslash or a character outside of ASCII
+    are quoted, and so are empty values and values longer than ``MAX_VALUE_CHARS``. A quoted value
+    is cut to this length, and then gets escapes for such characters except spaces.
     """
     if isinstance(part, float):
         return f"{part:.1f}"

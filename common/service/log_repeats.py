@@ -72,9 +72,10 @@ def _causes(problem: BaseException) -> Iterator[BaseException]:
 def without_traceback(record: logging.LogRecord) -> logging.LogRecord:
     """Return a copy of the record without traceback if an operator can fix the cause.
 
-    The first lines of the cause and of its root cause are appended to the message, unless they are
-    in the message already. The attribute ``trouble`` identifies the problem. Records without such a
-    cause, and records below WARNING, are returned unchanged.
+    The cause is looked for (``mendable``) in the logged exception and in arguments that are
+    exceptions. The first lines of the cause and of its root cause are appended to the message,
+    unless they are in the message already. The attribute ``trouble`` identifies the problem.
+    Records without such a cause, and records below WARNING, are returned unchanged.
     """
     problems = _problems_in(record)
     cause = next((cause_found for problem in problems if (cause_found := mendable(problem))), None)
@@ -134,7 +135,7 @@ class Repeats:
         These are ``record``, unless it repeats a warning or error of the last minute, and a line
         with the count for each suppressed problem whose minute is over. If ``record`` repeats such
         a problem, ``record`` itself has the count. With more than ``MAX_TROUBLES`` problems, the
-        minute of the oldest problems is cut short.
+        minute of the oldest problems is cut short. Records below WARNING are always written.
         """
         now = self._monotonic()
         if record.levelno < logging.WARNING:

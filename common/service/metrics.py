@@ -68,22 +68,29 @@ class Metric:
         self.known.append(self)
 
     def add(self, *labels: str, value: float = 1) -> None:
-        """Add ``value`` to the counter with these values of the labels."""
+        """Add ``value`` to the counter with these label values, if the process counts."""
         if self._registry is not None:
             self._of(labels).inc(value)
 
     def observe(self, value: float, *labels: str) -> None:
-        """Record a measured value, usually seconds, in the histogram with these label values."""
+        """Record a measured value, usually seconds, in the histogram with these label values.
+
+        No effect if the process does not count.
+        """
         if self._registry is not None:
             self._of(labels).observe(value)
 
     def set(self, value: float, *labels: str) -> None:
-        """Set the gauge with these values of the labels."""
+        """Set the gauge with these label values, if the process counts."""
         if self._registry is not None:
             self._of(labels).set(value)
 
     def track(self, value: Callable[[], float]) -> None:
-        """Call ``value`` for the gauge at each read of the metrics. Not for workers."""
+        """Register the function that returns the gauge's value at each read of the metrics.
+
+        No effect if the process does not count. For a gauge without labels, and only in processes
+        without workers, because a master reads its workers' metrics from files.
+        """
         if self._registry is not None:
             self._of(()).set_function(value)
 
@@ -221,7 +228,7 @@ class CertificateGauge:
         return []
 
     def collect(self) -> Iterator[Family]:
-        """Yield the seconds until the certificate ends, unless the file cannot be read."""
+        """Yield the seconds until the certificate ends, or only log that the file is unusable."""
         from prometheus_client.core import GaugeMetricFamily
 
         [(name, (about, _))] = OF_FILES.items()
@@ -303,7 +310,7 @@ def stop() -> None:
 
 
 def is_counting() -> bool:
-    """Return True if this process has metrics."""
+    """Return True if ``start`` has begun counting in this process."""
     return _served is not None
 
 
@@ -344,7 +351,7 @@ def serve() -> None:
 
 
 def forget_worker(worker: int) -> None:
-    """Remove the gauges of a worker that has ended. ``worker`` is the number of its process."""
+    """Remove the gauges of a worker that has ended. ``worker`` is the worker's process id."""
     if _served is not None and _served.folder:
         from prometheus_client import multiprocess
 

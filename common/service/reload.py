@@ -61,8 +61,9 @@ def takes(*options: str, then: Callable[[cfg.ConfigOpts], None] = lambda conf: N
 
     Args:
         options: Patterns, for example ``identity.*``.
-        then: Applies the new values. Called at a reload if one of the options has changed, or was
-            refused at the last reload. May raise ConfigError, which refuses the values.
+        then: Applies the new values. ``again`` calls this function if one of the options has
+            changed, or was refused at the last reload. May raise ConfigError, which refuses the
+            values. Default: no effect, for options that are read at each use.
     """
     _callbacks.append((options, then))
 
@@ -71,8 +72,8 @@ def again(process: str, *after_a_restart: str) -> None:
     """Reload the configuration file, apply the changed options and log the result.
 
     An error in the file is logged, and no value changes. If a callback registered with ``takes``
-    raises ConfigError, the error is logged and the log line lists its options as refused. The next
-    reload tries these options again.
+    raises ConfigError, the error is logged and the log line lists the callback's changed options as
+    refused. The next reload tries these options again.
 
     Args:
         process: Key of ``SECTIONS``. Changes in sections that the process does not read are

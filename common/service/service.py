@@ -38,9 +38,9 @@ T = TypeVar("T")
 
 
 def start(name: str) -> cfg.ConfigOpts:
-    """Read the command line and the configuration, and start log, metrics and tracing.
+    """Read command line and configuration, start log, metrics and tracing, and return the options.
 
-    A wrong value ends the process with an explanation.
+    Also set the umask to ``UMASK``. A wrong value ends the process with an explanation.
 
     Args:
         name: Name of the process without "kilonova-".
@@ -82,7 +82,10 @@ class Misconfigured(SystemExit):
 
 
 def refuse(name: str, problem: object) -> NoReturn:
-    """End the process with one line, and with the status that prevents a restart by systemd."""
+    """Print the problem in one line to standard error, and raise Misconfigured.
+
+    The process ends with the status ``EX_CONFIG``, which prevents a restart by systemd.
+    """
     text = f"kilonova-{name}: {problem}"
     print(" ".join(text.split("\n")), file=sys.stderr, flush=True)
     raise Misconfigured(text)
@@ -101,8 +104,9 @@ def run(
 ) -> None:
     """Call ``open_up``, notify systemd, wait for TERM or INT, close, and end the process.
 
-    HUP reloads the configuration. TERM or INT before the end of ``open_up`` ends the process at
-    once. This function does not return.
+    HUP reloads the configuration. TERM or INT before the end of ``open_up``, or a second
+    time, ends the process at once. So does a close that takes longer than ``GRACE`` seconds. A
+    ConfigError of ``open_up`` ends the process with an explanation. This function does not return.
 
     Args:
         name: Name of the process without "kilonova-".
@@ -175,7 +179,8 @@ def only_one(state_dir: str, kind: str) -> IO[str]:
 def own_name(state_dir: str, kind: str, host: str) -> tuple[str, IO[str]]:
     """Return a name HOST/NUMBER that no other running process of this kind has.
 
-    The number is the lowest whose lock file is free, so a restarted process gets the same name.
+    All these processes must have the same ``state_dir``. The number is the lowest whose lock file
+    is free, so the only process of a kind gets the same name after each restart.
 
     Returns:
         The name, and the lock file, which must stay open as long as this process uses the name.

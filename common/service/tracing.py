@@ -126,7 +126,8 @@ class _Spans:
             attributes: Attributes of the span. Values that are None or "" are left out.
             failure: Description of the error, or None if the span succeeded.
             is_server: True for a request that this process served, which sets the span kind.
-            client: Traceparent header of the request, or None.
+            client: Traceparent header of the request, or None. The span gets a link to the
+                client's span.
         """
         from opentelemetry import trace
 
@@ -186,8 +187,8 @@ def start(
         exporter: Creates the exporter. None: the exporter for [tracing] endpoint.
 
     Raises:
-        ConfigError: OpenTelemetry is not installed, the endpoint is plain text on another machine,
-            or the files of [tls] cannot be used.
+        ConfigError: OpenTelemetry is not installed, the endpoint is plain text on another machine
+            without [tls] allow_plain_text, or the files or options of [tls] cannot be used.
     """
     global spans
     own = conf.tracing
@@ -226,7 +227,7 @@ def trace_id(request: str) -> int:
 
 
 def span_id(*names: str | int) -> int:
-    """Return the span id that follows from these names, for example an action's id. Never 0."""
+    """Return a span id, the same for the same names (for example an action's id). Never 0."""
     key = "/".join(map(str, names))
     return int.from_bytes(sha256(key.encode()).digest()[:8], "big") or 1
 
@@ -239,7 +240,10 @@ def traceparent(request: str) -> str | None:
 
 
 def is_traced(request: str) -> bool:
-    """Return True if this request has spans. All processes with the same sample_ratio agree."""
+    """Return True if this process writes spans of this request.
+
+    All processes that trace with the same sample_ratio agree.
+    """
     return (
         spans is not None
         and ids.is_request(request)
@@ -373,12 +377,14 @@ class _LastWords(logging.Handler):
     text = ""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep the message of the record."""
+        """Store the first 200 characters of the record's message as ``text``."""
         self.text = record.getMessage()[:200]
 
 
 def otlp_exporter(endpoint: str, verify: bool | str, seconds: float = SEND_SECONDS) -> SpanExporter:
     """Return an exporter of spans as OTLP over HTTP. After a failure the spans are dropped.
+
+    The exporter logs each failure with the reason. Other warnings of OpenTelemetry are not logged.
 
     Args:
         endpoint: URL of the collector.

@@ -87,11 +87,13 @@ def add(tx: Connection, rows: Sequence[Values]) -> None:
 
 
 def ask(tx: Connection, kind: str, target: str, server_id: str, place: str = "") -> None:
-    """Add a cleanup that an operator requests. An existing cleanup stays unchanged.
+    """Add a cleanup that an operator requests, due at once.
+
+    An existing cleanup with the same kind, target and place stays unchanged.
 
     Args:
         tx: The transaction.
-        kind: The kind of the object, for example ``PORT``.
+        kind: The kind of the cleanup, for example ``PORT``.
         target: The id of the object.
         server_id: Id of the server, which may be deleted or unknown.
         place: The host or volume that some kinds need, or "".
@@ -104,7 +106,7 @@ def ask(tx: Connection, kind: str, target: str, server_id: str, place: str = "")
 def add_gone_port(tx: Connection, server_id: str, project_id: str, port_id: str) -> None:
     """Add the cleanup of a port that a user deleted while the server has a running action.
 
-    The cleanup waits for the end of the action.
+    The conductor carries out the cleanup after the end of the action.
     """
     row: Values = {"kind": GONE_PORT, "target": port_id, "place": "", "args": {}, "why": DELETED}
     add(tx, [{**row, "server_id": server_id, "project_id": project_id}])
@@ -154,12 +156,12 @@ def wait(tx: Connection, row: CleanupRow) -> None:
 
 
 def strike(tx: Connection, row: CleanupRow, fence: int | None) -> bool:
-    """Delete a completed cleanup.
+    """Delete a completed cleanup and return True, unless the server has changed since.
 
     ``fence`` is the server's fence at the begin of the work. If the server now has another fence or
     a running action, the result is False and the cleanup stays, because the work was based on an
-    old state. The caller then tries again later. With None, or if the server is deleted by now,
-    nothing is compared.
+    old state. The caller then tries again later. With None, or if the server is deleted by now, the
+    cleanup is deleted in any case.
     """
     if fence is not None:
         found = server_of(tx, row)

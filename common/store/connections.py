@@ -75,7 +75,7 @@ _SQLSTATES = {"55P03": Trouble.LOCKED, "40001": Trouble.DEADLOCK, "40P01": Troub
 
 
 def trouble(problem: DBAPIError) -> Trouble:
-    """Return the meaning of a database error for its transaction."""
+    """Return whether an error is a deadlock, a lock timeout, a broken connection, or another."""
     if problem.connection_invalidated:
         return Trouble.LOST
     original = problem.orig
@@ -102,10 +102,11 @@ _WRONG_PASSWORD, _NOT_ALLOWED_HOST, _NEEDS_TLS = 1045, 1130, 3159  #: numbers of
 
 
 def is_refusal(problem: DBAPIError) -> bool:
-    """Return True if a connection was refused for its address, name, password or database.
+    """Return True if a connection was refused for address, name, password, database or missing TLS.
 
-    PostgreSQL has no code for a refusal. Its error counts as a refusal if the connection used or
-    needs a password, or if the text names ``PG_HBA``, the server's file of allowed clients.
+    For SQLite: if the file cannot be opened, or is no database. PostgreSQL has no code for a
+    refusal. Its error counts as a refusal if the connection used or needs a password, or if the
+    text names ``PG_HBA``, the server's file of allowed clients.
     """
     original = problem.orig
     if isinstance(original, sqlite3.Error):
@@ -150,8 +151,8 @@ def protection(conf: cfg.ConfigOpts) -> Tls | None:
     """Return the TLS files for the configured database, or None for SQLite and for plain text.
 
     Raises:
-        ConfigError: The connection would be plain text to another machine, or the TLS files cannot
-            be used.
+        ConfigError: The connection would be plain text to another machine, without [tls]
+            allow_plain_text. Or the files or options of [tls] cannot be used.
     """
     url = sa.make_url(conf.database.url)
     if url.get_backend_name() == "sqlite":
@@ -172,9 +173,10 @@ def protection(conf: cfg.ConfigOpts) -> Tls | None:
 def connect_arguments(
     url: URL, limits: ConnectionLimits, tls: Tls | None = None
 ) -> dict[str, object]:
-    """Return the driver's arguments for each new connection. They override those in the URL.
+    """Return the driver's arguments for each new connection to PostgreSQL or MariaDB.
 
-    With ``tls`` the client verifies the server's certificate and name.
+    They override the arguments in the URL, but PostgreSQL's ``options`` are appended to the
+    options there. With ``tls`` the client verifies the server's certificate and name.
     """
     if url.get_backend_name() == "postgresql":
         return _to_postgresql(url, limits) | (_proving_postgresql(tls) if tls else {})
@@ -214,7 +216,7 @@ def _proving_mariadb(url: URL, tls: Tls) -> dict[str, object]:
 
 
 def _plain_to_mariadb(url: URL) -> dict[str, object]:
-    """Return the argument that switches TLS off for PyMySQL, because ``[database] tls`` is not set.
+    """Return the argument that switches TLS off for PyMySQL, for a connection in plain text.
 
     Return {} for another driver, and for a URL with options named ssl….
 
@@ -265,7 +267,7 @@ def _to_postgresql(url: URL, limits: ConnectionLimits) -> dict[str, object]:
 def server_engine(
     url: URL, pool: int, limits: ConnectionLimits, tls: Tls | None = None
 ) -> sa.Engine:
-    """Return an engine for PostgreSQL or MariaDB.
+    """Return an engine for PostgreSQL or MariaDB, which keeps up to ``pool`` idle connections.
 
     Connections are not tested before use, which would cost one exchange per transaction. The first
     statement detects a connection that broke while idle. ``Store`` then repeats the transaction,
@@ -326,7 +328,8 @@ def sqlite_engine(url: URL, clock: Callable[[], int]) -> sa.Engine:
     """Return an engine for SQLite in WAL mode, with full synchronization and a 30 s lock timeout.
 
     Connections begin no transactions by themselves. ``engine`` begins those of writers with BEGIN
-    IMMEDIATE. ``clock`` returns the time in µs for the SQL function kilonova_now.
+    IMMEDIATE. ``clock`` returns the time in µs for the SQL function kilonova_now. Connecting
+    creates the folder of the file. All users of a database in memory share one connection.
     """
     if url.database and url.database != ":memory:":
         folder = Path(url.database).parent

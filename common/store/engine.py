@@ -136,7 +136,10 @@ class Store:
             self._count_connections()
 
     def _count_connections(self) -> None:
-        """Report the used connections of the pool as a metric."""
+        """Report the pool's size and, at each change, its used connections as metrics.
+
+        SQLite in memory has no such pool and no metrics.
+        """
         pool: Any = self.engine.pool
         if not isinstance(pool, sa.QueuePool):
             return
@@ -160,7 +163,7 @@ class Store:
         unhurried: bool = False,
         notifications: NotificationSettings | None = None,
     ) -> Store:
-        """Open the database of the section [database].
+        """Return a store for the database in [database]. The first use opens a connection.
 
         Args:
             conf: The configuration.
@@ -169,8 +172,9 @@ class Store:
             notifications: Options of notifications. None: notifications are off.
 
         Raises:
-            ConfigError: The connection would be plain text to another machine, the TLS files cannot
-                be used, or the driver is not installed.
+            ConfigError: The connection would be plain text to another machine without [tls]
+                allow_plain_text, the files or options of [tls] cannot be used, or the driver is not
+                installed.
         """
         try:
             return cls(
@@ -187,11 +191,11 @@ class Store:
             ) from problem
 
     def look_in(self) -> None:
-        """Check that a connection can be opened, and close it.
+        """Check that a connection can be opened, and leave the connection to the pool.
 
         Raises:
-            ConfigError: The server refuses this machine's address, or the user, password or
-                database of the URL, or SQLite cannot open the file.
+            ConfigError: The server refuses this machine's address, the user, password or database
+                of the URL, or a connection without TLS. Or SQLite cannot open the file.
             NoStore: The database does not answer, or the pool has no free connection.
         """
         try:
@@ -213,7 +217,7 @@ class Store:
         self.engine.update_execution_options(kilonova_notifications=notifications)
 
     def close(self) -> None:
-        """Close all connections."""
+        """Close all idle connections of the pool."""
         self.engine.dispose()
 
     def write(
@@ -226,8 +230,9 @@ class Store:
         """Run ``work(tx)`` in one transaction, commit, and return the result.
 
         ``work`` runs again after a deadlock or a lock timeout, and once if the connection was
-        broken while idle. The caller should choose ids of new rows outside ``work``, so that no row
-        is created twice.
+        broken while idle. Another exception of ``work`` rolls back, and the caller gets this
+        exception. The caller should choose ids of new rows outside ``work``, so that no row is
+        created twice.
 
         Args:
             work: The function. Its argument is the transaction.
@@ -267,9 +272,13 @@ class Store:
             raise errors.Unsure from problem
 
     def _through(self, work: Callable[[Connection], T], alone: bool) -> T:
-        """Run ``work`` and commit. Raises _Unanswered if the result of the commit is unknown.
+        """Run ``work`` in a transaction, commit, and return the result.
 
-        ``alone`` is as in ``write``.
+        ``alone`` and the retries are as in ``write``.
+
+        Raises:
+            _Unanswered: The result of the commit is unknown.
+            TooBusy, NoStore: As for ``write``.
         """
         end = time.monotonic() + TRANSACTION_TIMEOUT_SECONDS
         lost = 0
@@ -307,7 +316,7 @@ class Store:
             return made
 
     def read(self, work: Callable[[Connection], T]) -> T:
-        """Run ``work(tx)`` without locks, and return the result.
+        """Run ``work(tx)``, which only reads, without locks, and return the result.
 
         Each statement sees all commits before it. ``work`` runs once again if the connection was
         broken while idle.
@@ -357,7 +366,10 @@ class Store:
 
     @contextmanager
     def _transaction(self) -> Iterator[Connection]:
-        """Open a connection with a writing transaction, and roll back if the block fails."""
+        """Open a connection with a writing transaction, which the block commits.
+
+        Roll back if the block fails or does not commit.
+        """
         with self.engine.connect() as connection:
             if self.dialect_name == "sqlite":
                 connection.exec_driver_sql("BEGIN IMMEDIATE")
@@ -413,7 +425,7 @@ def is_there(table: sa.Table) -> Callable[[Connection, Numbered], bool]:
 
 
 def insert_ignore(tx: Connection, table: sa.Table, values: Values) -> bool:
-    """Insert a row and return True, or return False if a row has one of its unique keys."""
+    """Insert a row and return True, or return False if another row has an equal unique key."""
     done = tx.execute(
         _ignoring(tx, table).values(values), execution_options={"preserve_rowcount": True}
     )
@@ -511,7 +523,7 @@ def _is_expression(value: Any) -> bool:
 
 
 def _represent(value: Any) -> Any:
-    """Return a value whose ``repr`` can be compared.
+    """Return a replacement for a column value, with the same ``repr`` for equal values.
 
     Why: the ``repr`` of an SQL expression contains a memory address.
     """

@@ -45,7 +45,10 @@ class SortOrder:
 
 
 def after(order: list[SortOrder], values: Sequence[object]) -> sa.ColumnElement[bool]:
-    """Return the condition for rows that come after the row with these values of the sort keys."""
+    """Return the condition for rows that come after the row with these values of the sort keys.
+
+    The values are the row's results of ``SortOrder.value``, which are never NULL.
+    """
     choices = []
     for index, key in enumerate(order):
         same = [

@@ -24,7 +24,7 @@ class _Holds(sa.sql.functions.FunctionElement[bool]):
 
 
 def holds(column: sa.ColumnElement[T], text: str) -> sa.ColumnElement[bool]:
-    """Return the condition that the column contains the text, in the same case."""
+    """Return the SQL condition that the column contains the text. Case matters."""
     return _Holds(column, sa.literal(text, sa.Text()))
 
 

@@ -36,7 +36,7 @@ def find_needed() -> str:
 
 
 def remedy(found: str | None) -> str:
-    """Return the operator's remedy for a database of another version. None: before any upgrade."""
+    """Return the operator's remedy for a database of version ``found``. None: no upgrade yet."""
     if found and found > find_needed():
         return "The database is newer than this code: install the release that has upgraded the database."
     return "Run: kilonova database upgrade"
@@ -45,8 +45,8 @@ def remedy(found: str | None) -> str:
 def guard(store: Store) -> Store:
     """Add a check of the database's version to each new connection, and return the same store.
 
-    With another version, the connection is closed and WrongSchema raised. The first failure, and
-    the first success afterwards, are logged.
+    With another version, the check closes the connection and raises WrongSchema. The check logs
+    each change of the version. The first check compares with the needed version.
     """
     said: list[str | None] = [find_needed()]
 
@@ -90,7 +90,8 @@ def _read_version(connection: Any, dbapi: Any) -> str | None:
 def await_version(store: Store, pause: Callable[[float], None] = time.sleep) -> None:
     """Wait until the database answers and has the version that this code needs.
 
-    ``store`` has passed ``guard``. The reason of the wait is logged once.
+    ``store`` has passed ``guard``, which logs a wrong version. This function logs once that the
+    database does not answer.
     """
     said = False
     while True:

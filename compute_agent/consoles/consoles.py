@@ -109,7 +109,7 @@ class Consoles:
         self._closed = threading.Event()
 
     def start(self) -> threading.Thread:
-        """Start the thread that listens."""
+        """Start the thread that listens, and return the thread."""
         thread = threading.Thread(target=self._listen, name="consoles", daemon=True)
         thread.start()
         return thread
@@ -141,8 +141,7 @@ class Consoles:
             ``DirectConsoles.offer``.
 
         Raises:
-            BadRequest: This host does not offer consoles of this kind, or ``DIRECT`` without
-                configured proxies.
+            BadRequest: The kind is unknown, or is ``DIRECT`` and no proxies are configured.
             Conflict: The guest does not run, or has no such console.
             Unavailable: Too many consoles are open.
         """
@@ -241,9 +240,13 @@ class Consoles:
         session.guest.close()
 
     def _accept_tls(self, peer: Side) -> Side:
-        """Complete the TLS handshake, which requires a certificate of the cloud's authority.
+        """Complete the TLS handshake, and return the TLS connection.
 
-        Without TLS the connection is returned unchanged.
+        The client must have a certificate of the cloud's authority. Without TLS the connection is
+        returned unchanged.
+
+        Raises:
+            OSError: The handshake failed.
         """
         if self._tls is None or not isinstance(peer, socket.socket):
             return peer
@@ -279,7 +282,7 @@ class Consoles:
 def _read_secret(peer: Side) -> bytes:
     """Return the first ``SECRET_BYTES`` bytes of a client.
 
-    The result is shorter if the client ends or does not send them within
+    The result is shorter if the connection ends or fails, or the client does not send them within
     ``SECRET_TIMEOUT_SECONDS``.
     """
     secret, deadline = b"", time.monotonic() + SECRET_TIMEOUT_SECONDS

@@ -189,7 +189,10 @@ class _Port:
         return peer, address
 
     def _admit(self, peer: socket.socket, address: str) -> None:
-        """Relay the connection in a new thread, or close it if it is not permitted."""
+        """Relay the connection in a new thread.
+
+        Close the connection if ``address`` is not a proxy's, or too many connections are open.
+        """
         with self._lock:
             is_accepted = _address(address) in self._proxies and len(self._peers) < MAX_CONNECTIONS
             if is_accepted:
@@ -210,7 +213,8 @@ class _Port:
     def _carry(self, plain: socket.socket) -> None:
         """Relay one channel of the guest until one side ends. Runs in a thread.
 
-        If the guest does not run or has no SPICE console, close the port.
+        If the guest does not run or has no SPICE console, close the port. Other errors are logged
+        and end the channel.
         """
         peer: Side = plain
         try:

@@ -32,7 +32,7 @@ def join(peer: Side, guest: socket.socket, name: str) -> None:
 
 
 def _copy(source: Side, target: Side) -> None:
-    """Copy bytes until the source ends or the target fails. Then shut down both."""
+    """Copy bytes until the source ends or either side fails. Then shut down both."""
     try:
         while data := source.recv(CHUNK_BYTES):
             target.sendall(data)

@@ -51,10 +51,10 @@ class BridgeHelper:
         self._path = path
 
     def ensure(self, names: Iterable[str]) -> None:
-        """Let the helper create and set up the bridges of networks in ``names``.
+        """Let the helper create the bridges of networks in ``names``, and bring them up.
 
-        Other names are ignored. Without a helper on this host nothing happens. A failure is only
-        logged. A guest that needs the bridge then fails to start.
+        Names that do not match ``NAME`` are ignored. Without a helper on this host nothing happens.
+        A failure is only logged. The start of a guest later fails if its bridge is still missing.
         """
         for name in sorted({name for name in names if NAME.fullmatch(name)}):
             try:
@@ -68,7 +68,12 @@ class BridgeHelper:
                 LOG.warning("kilonova-bridges did not make the bridge %s: %s", name, refusal)
 
     def _request(self, name: str) -> str:
-        """Request a bridge. Return the reason of a failure, or "" on success."""
+        """Request a bridge from the helper, and return the answer as in ``serve``: "" or a refusal.
+
+        Raises:
+            FileNotFoundError: This host has no helper.
+            OSError: The helper cannot be reached or does not answer in time.
+        """
         with socket.socket(socket.AF_UNIX) as helper:
             helper.settimeout(CALL_SECONDS + 2 * STEP_SECONDS)
             helper.connect(str(self._path))
@@ -78,9 +83,13 @@ class BridgeHelper:
 
 
 def serve(where: socket.socket) -> None:
-    """Answer callers at the listening socket, one after the other, until the process ends.
+    """Call ``make`` for the name from each caller, one after the other, until the process ends.
 
-    The answer is the reason of a ``NotMade``. It is empty on success, and also after an OSError.
+    The answer to the caller is the text of a ``NotMade``, which is also logged. The answer is empty
+    on success and after an OSError.
+
+    Args:
+        where: The listening socket.
     """
     while True:
         caller, _ = where.accept()
@@ -94,11 +103,14 @@ def serve(where: socket.socket) -> None:
 
 
 def make(name: str) -> None:
-    """Create a bridge if it does not exist, and set it up if it is down.
+    """Create a bridge if no device has the name, and bring the bridge up if it is down.
+
+    A device of this name that is up is not changed, whether a bridge or not. The host gets no IPv6
+    address on a bridge that this function brings up.
 
     Raises:
-        NotMade: The name is not that of a network's bridge, another device has the name, or ip(8)
-            failed.
+        NotMade: The name is not that of a network's bridge, a device that is down and not a bridge
+            has the name, or ip(8) failed.
         OSError: A file of the device cannot be read or written.
     """
     if not NAME.fullmatch(name):
@@ -122,7 +134,10 @@ def make(name: str) -> None:
 
 
 def _ip(*arguments: str) -> str:
-    """Run ip(8). Return the reason of a failure, or "" on success."""
+    """Run ip(8). Return the reason of a failure, or "" on success.
+
+    A missing program, and a run longer than ``STEP_SECONDS``, are failures too.
+    """
     try:
         process = subprocess.run(
             ["ip", *arguments],
@@ -141,7 +156,10 @@ def _ip(*arguments: str) -> str:
 
 
 def _read(connection: socket.socket, most: int) -> bytes:
-    """Read until the other side ends, or until more than ``most`` bytes have arrived."""
+    """Return the bytes that arrive until the other side ends or more than ``most`` have arrived.
+
+    The result has at most twice as many bytes.
+    """
     data = b""
     while len(data) <= most and (piece := connection.recv(most)):
         data += piece
@@ -149,7 +167,7 @@ def _read(connection: socket.socket, most: int) -> bytes:
 
 
 def main() -> int:
-    """Serve the socket that systemd passes."""
+    """Serve the socket that systemd passes. Without a socket, exit with an error."""
     logging.basicConfig(format="%(message)s", level=logging.INFO)
     if os.environ.get("LISTEN_PID") != str(os.getpid()):
         sys.exit(

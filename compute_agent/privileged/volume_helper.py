@@ -107,7 +107,7 @@ class VolumeHelper:
         self._path = path
 
     def ask(self, question: Question) -> dict[str, object]:
-        """Send a request to the helper and return the response. ``Brick`` has the verbs.
+        """Send a request to the helper and return the response. ``Brick.answer`` describes both.
 
         Raises:
             NotDone: The helper refuses, fails, or ends before the response is complete.
@@ -121,7 +121,9 @@ class VolumeHelper:
             try:
                 response = dict(json.loads(_read(helper)))
             except ValueError as problem:
-                raise NotDone("the helper ended before it had answered; see its log") from problem
+                raise NotDone(
+                    "the volume helper ended before its response was complete; see the log of kilonova-volumes"
+                ) from problem
         if "error" in response:
             raise NotDone(str(response["error"]))
         return response
@@ -159,12 +161,19 @@ class Brick:
     def answer(self, question: Question) -> dict[str, object]:
         """Carry out a request and return the response.
 
+        Args:
+            question: ``verb`` is ``host``, ``connect`` or ``disconnect``. ``multipath`` is
+                optional. ``host`` takes ``ip`` and ``host``. The other verbs take ``volume`` (an
+                id), ``protocol`` and ``data``. ``connect`` also takes ``at_least``, the size in
+                bytes that a volume must have after it has grown.
+
         Returns:
             For ``host`` the connector properties, for ``connect`` size_bytes and serial, for
-            ``disconnect`` an empty object.
+            ``disconnect`` an empty object, also if the volume is not connected.
 
         Raises:
-            NotDone: The request is invalid, or os-brick failed. The text contains no password.
+            NotDone: The request is invalid or failed. In the text, ``***`` replaces the passwords
+                of the request.
         """
         verb = question.get("verb")
         try:
@@ -264,11 +273,13 @@ class Brick:
 
 
 def parse_request(question: Question) -> tuple[str, str, dict[str, object]]:
-    """Return the volume's id, the protocol, and the keys of the data that ``SHAPES`` permits.
+    """Return the volume's id, the protocol, and the entries of the data that ``SHAPES`` permits.
+
+    Other entries, and entries with the value None, are left out.
 
     Raises:
         NotDone: Id or protocol are invalid, the data is no object, a value does not match its
-            pattern, or no permitted key has a value.
+            pattern, or no permitted entry is left.
     """
     volume, protocol, data = (question.get(name) for name in ("volume", "protocol", "data"))
     if not isinstance(volume, str) or not ID.fullmatch(volume):
@@ -292,7 +303,10 @@ def parse_request(question: Question) -> tuple[str, str, dict[str, object]]:
 
 
 def without_passwords(text: str, question: Question) -> str:
-    """Replace the passwords of the request's data in a text by ``***``."""
+    """Return ``text`` with ``***`` in place of the passwords of the request's data.
+
+    A password is the value of a key that ends in "password".
+    """
     data = question.get("data")
     for name, value in data.items() if isinstance(data, Mapping) else ():
         if name.endswith("password") and value:
@@ -301,7 +315,7 @@ def without_passwords(text: str, question: Question) -> str:
 
 
 def _texts(value: object) -> list[str]:
-    """Return all texts in a value, including the keys of objects."""
+    """Return all scalars in a JSON value as texts, including the keys of objects."""
     if isinstance(value, Mapping):
         return [text for pair in value.items() for part in pair for text in _texts(part)]
     if isinstance(value, list):
@@ -315,7 +329,10 @@ def _size(path: str) -> int:
 
 
 def _serial(info: Mapping[str, Any]) -> str:
-    """Return the device's worldwide name, or "" if it has none or assigned the name itself."""
+    """Return a connected device's worldwide name, from os-brick's device info or sysfs.
+
+    The result is "" if no name can be read, or if the target assigned the name itself.
+    """
     serial = str(info.get("scsi_wwn") or "")
     if not serial:
         name = os.path.basename(os.path.realpath(str(info["path"])))
@@ -325,7 +342,10 @@ def _serial(info: Mapping[str, Any]) -> str:
 
 
 def serve(where: socket.socket, brick: Brick) -> None:
-    """Answer callers at the listening socket, each in a thread, until the process ends."""
+    """Answer each caller at the listening socket in a thread, until the process ends.
+
+    The response is that of ``brick.answer``, or an object with the reason as ``error``.
+    """
     while True:
         caller, _ = where.accept()
         threading.Thread(target=_serve_one, args=(caller, brick), daemon=True).start()
@@ -355,7 +375,7 @@ def _read(connection: socket.socket) -> bytes:
 
 
 def main() -> int:
-    """Serve the socket that systemd passes."""
+    """Serve the socket that systemd passes. Without a socket, exit with an error."""
     logging.basicConfig(format="%(message)s", level=logging.INFO)
     if os.environ.get("LISTEN_PID") != str(os.getpid()):
         sys.exit(

@@ -89,7 +89,7 @@ class HelperResult:
 
     @property
     def reason(self) -> str:
-        """The outcome and the end of the output, as a text for operators."""
+        """The outcome and the last 1,000 bytes of the output, as a text for operators."""
         outcome = "took too long" if self.why == "time" else f"ended with {self.status}"
         return f"{outcome}: {self.output[-1000:].decode(errors='replace').strip()}".removesuffix(
             ": "
@@ -107,12 +107,12 @@ class Helpers:
         self.user = _choose_user(settings.user)
 
     def limits(self, *, cpu: int = 0, seconds: float = 120, file: int = 0) -> HelperLimits:
-        """Return the limits for a helper.
+        """Return the limits for a helper. The limit of memory is that of the settings.
 
         Args:
-            cpu: Seconds of processor time in addition to the configured ones.
+            cpu: Seconds of processor time in addition to the configured seconds.
             seconds: Limit of the total time.
-            file: Limit in bytes of each file that the helper writes.
+            file: Limit in bytes of each file that the helper writes. 0 forbids writing to files.
         """
         return HelperLimits(self.settings.memory, self.settings.cpu + cpu, seconds, file)
 
@@ -124,14 +124,15 @@ class Helpers:
         context: VerbContext | None = None,
         **arguments: object,
     ) -> HelperResult:
-        """Call a function in a helper, with the numbers of its open files and ``arguments``.
+        """Call a function in a helper, and return the end of the helper.
 
         Args:
-            function: The function as ``module:name``, from a module of ``MODULES``.
-            files: Descriptors of the files.
+            function: The function as ``module:name``, from a module of ``MODULES``. Its positional
+                arguments are the numbers of the open files in the helper: 3, 4 and so on.
+            files: Descriptors of the files in this process.
             limits: Limits of the helper.
             context: Context of the verb, whose cancellation ends the helper. None: no verb.
-            arguments: Further arguments by name, as JSON values.
+            arguments: Further arguments of the function by name, as JSON values.
 
         Returns:
             The result. If the status is 0, the output is the function's return value as JSON.
@@ -156,14 +157,18 @@ class Helpers:
         context: VerbContext | None = None,
         on_output: Callable[[bytes], None] | None = None,
     ) -> HelperResult:
-        """Run a program on files in a helper.
+        """Run a program on files in a helper, and return the end of the helper.
+
+        During the run the helpers' user owns the files that not all users may read, or that the
+        program may write. If this process may not change the owner, the program runs as this
+        process's user.
 
         Args:
             program: Path and arguments. The arguments name the files as ``name(0)``, ``name(1)``
                 and so on.
             files: Path -> True if the program may write to the file.
             limits: Limits of the helper.
-            context: Context of the verb, whose cancellation ends the helper.
+            context: Context of the verb, whose cancellation ends the helper. None: no verb.
             on_output: Called with each piece of the output.
 
         Raises:
@@ -203,10 +208,10 @@ class Helpers:
         context: VerbContext | None,
         on_output: Callable[[bytes], None] | None = None,
     ) -> HelperResult:
-        """Run a request, and repeat it once if the end of the helper is unknown.
+        """Run a request and return the result. Repeat the request once if its result is "lost".
 
-        The end is unknown if the process that watches the helper was killed. If the end is unknown
-        twice, the result has ``why`` "lost". Every request can be repeated.
+        A result is "lost" (``HelperResult.why``) if the process that watches the helper was killed.
+        If the repetition is "lost" too, this is the result. Requests can be repeated without harm.
 
         Args:
             order: The function or program of the request, and its arguments, as JSON.
@@ -215,6 +220,10 @@ class Helpers:
             limits: Limits of the helper.
             context: Context of the verb, or None.
             on_output: Called with each piece of the output, or None.
+
+        Raises:
+            Cancelled: The verb was cancelled.
+            OSError: The fork server cannot be started.
         """
         for _ in range(2):
             result = self._try(order, files, user, limits, context, on_output)
@@ -289,7 +298,10 @@ class Helpers:
         self._orders = self._server = None
 
     def close(self) -> None:
-        """End the fork server. Running helpers continue until they are done or time out."""
+        """End the fork server. Running helpers continue until they are done or time out.
+
+        The next request starts another fork server.
+        """
         with self._lock:
             self._end()
 
@@ -309,7 +321,10 @@ def _follow(
     context: VerbContext | None,
     on_output: Callable[[bytes], None] | None,
 ) -> HelperResult:
-    """Collect the output of a helper until the helper has ended, and return the result.
+    """Read the output of a helper until the helper has ended, and return the result.
+
+    The result has the last ``MAX_OUTPUT_BYTES`` of the output. If no report comes, ``why`` is
+    "lost".
 
     Args:
         requester: The socket to the watcher of the helper, which sends the report there. If this
@@ -353,7 +368,9 @@ def _open_file(path: Path, write: bool) -> Iterator[int]:
 def _lend_file(file: int, user: int) -> Iterator[bool]:
     """Make ``user`` the owner of an open file during the block, so that a program can open it.
 
-    The owner of a file that everybody may read, and that is open for reading only, does not change.
+    The owner of a file that all users may read, and that is open for reading only, does not change.
+    A file that ``user`` owns already was lent by an agent that was killed. After the block, this
+    process's user owns the file.
 
     Yields:
         False if this process may not change the owner. The owner is then unchanged.
@@ -381,7 +398,12 @@ def _lend_file(file: int, user: int) -> Iterator[bool]:
 
 
 def _choose_user(user: str) -> tuple[int, int] | None:
-    """Return (user id, group id) for helpers, or None if they run as this process's user.
+    """Return (user id, group id) for helpers, or None if this process may not change its user.
+
+    None is logged as a warning. Helpers then run as this process's user.
+
+    Args:
+        user: Name of the user. "" means the first existing user of ``USERS``.
 
     Raises:
         ValueError: The user does not exist.
@@ -428,7 +450,7 @@ def configure(settings: SandboxSettings) -> None:
     The new fork server starts with the first request.
 
     Raises:
-        ValueError: The configured user does not exist.
+        ValueError: The configured user does not exist. The previous settings stay.
     """
     global _helpers
     new_helpers = Helpers(settings)
@@ -439,7 +461,11 @@ def configure(settings: SandboxSettings) -> None:
 
 
 def helpers() -> Helpers:
-    """Return the helpers of this process, with default settings before ``configure``."""
+    """Return the helpers of this process, with default settings if ``configure`` was not called.
+
+    Raises:
+        ValueError: With default settings: no user of ``USERS`` exists.
+    """
     global _helpers
     with _lock:
         if _helpers is None:

@@ -34,12 +34,12 @@ class _Beneath(ctypes.Structure):
 
 @functools.cache
 def version() -> int:
-    """Return the kernel's version of Landlock, or 0 if it is missing or disabled."""
+    """Return the kernel's version of Landlock, or 0 if Landlock is missing or disabled."""
     return max(0, int(_libc().syscall(CREATE, None, ctypes.c_size_t(0), VERSION)))
 
 
 def confine(program: str, files: Iterable[int]) -> None:
-    """Allow this process to open only the program, libraries, some devices, and these files.
+    """Allow this process to open only ``program``, ``PROGRAMS``, ``DEVICES`` and the given files.
 
     Files that are open for reading only cannot be opened for writing. The process must have
     no_new_privs set. On a kernel without Landlock this function does nothing.
@@ -68,7 +68,15 @@ def confine(program: str, files: Iterable[int]) -> None:
 
 
 def _allow(rules: int, path: str, access: int) -> None:
-    """Add a rule that allows this access to a path and all below it. Ignore a missing path."""
+    """Add a rule to a ruleset that allows this access to a path and all below it.
+
+    A missing path is ignored.
+
+    Args:
+        rules: Descriptor of the ruleset.
+        path: A file or folder.
+        access: Bits of the accesses, for example ``READ``.
+    """
     with suppress(FileNotFoundError):
         place = os.open(path, os.O_PATH | os.O_CLOEXEC)
         try:
@@ -86,7 +94,7 @@ def _check(answer: int) -> int:
     if answer < 0:
         raise OSError(
             ctypes.get_errno(),
-            f"the kernel's Landlock refused a rule: {os.strerror(ctypes.get_errno())}",
+            f"the kernel's Landlock refused to confine the helper: {os.strerror(ctypes.get_errno())}",
         )
     return answer
 

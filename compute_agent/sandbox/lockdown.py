@@ -158,10 +158,12 @@ class HelperLimits:
 def lock_down(
     limits: HelperLimits, user: tuple[int, int] | None, program: str, files: Sequence[int]
 ) -> None:
-    """Remove all rights of this process that the work does not need.
+    """Remove all rights of this process that the work of a helper does not need.
+
+    On a kernel without Landlock, a program can still open all files that its user may open.
 
     Args:
-        limits: Limits of memory, time and files.
+        limits: Limits of memory, processor time and files. ``seconds`` is not used here.
         user: (user id, group id) to change to, or None to keep the user. Capabilities are dropped
             in both cases.
         program: The program that the process will run, which opens ``files`` by name. "" forbids
@@ -169,7 +171,7 @@ def lock_down(
         files: Descriptors of the files for the program.
 
     Raises:
-        OSError: A step failed.
+        OSError: A step failed. The steps before are not undone.
     """
     os.umask(0o077)
     for kind, limit in (
@@ -198,15 +200,17 @@ def lock_down(
 
 @functools.cache
 def build_filter(alone: bool) -> ctypes.c_void_p:
-    """Return the filter of system calls for a helper. ``lock_down`` loads it.
+    """Return the filter of system calls for a helper. ``lock_down`` loads the filter.
 
-    The result is cached, so that forked processes have the filter ready.
+    Calls of ``FORBIDDEN`` fail with EPERM. The result is cached, so that forked processes have the
+    filter ready.
 
     Args:
-        alone: True for a helper that runs no program.
+        alone: True for a helper that runs no program: also forbid ``FORBIDDEN_ALONE``. False: let
+            the program make threads but no processes.
 
     Raises:
-        OSError: libseccomp is missing or refuses a rule.
+        OSError: libseccomp is missing, cannot make a filter, or refuses a rule.
     """
     library = _seccomp()
     system_call_filter = ctypes.c_void_p(library.seccomp_init(ALLOW))
@@ -228,7 +232,7 @@ def build_filter(alone: bool) -> ctypes.c_void_p:
 
 
 def _forbid_processes(library: ctypes.CDLL, system_call_filter: ctypes.c_void_p) -> None:
-    """Allow a program to make threads but no processes.
+    """Add rules to the filter, so that clone makes threads but no processes, and clone3 fails.
 
     No filter can read the arguments of clone3, which are in memory. So clone3 fails as on a kernel
     without it, and the C library uses clone.

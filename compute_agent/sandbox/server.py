@@ -38,7 +38,7 @@ DIED_STATUS = 70
 
 
 def main(descriptor: int, modules: Sequence[str]) -> None:
-    """Serve requests from the socket until the client closes it.
+    """Fork a watcher, which starts a helper, for each request until the client closes the socket.
 
     Args:
         descriptor: Descriptor of the socket.
@@ -63,7 +63,10 @@ def main(descriptor: int, modules: Sequence[str]) -> None:
 
 
 def _run_and_exit(work: Callable[[], object]) -> None:
-    """Run ``work`` in this forked process, and end the process."""
+    """Run ``work`` in this forked process, and end the process.
+
+    The status is 0, or ``DIED_STATUS`` after an exception, whose traceback is written to stderr.
+    """
     status = DIED_STATUS
     try:
         work()
@@ -76,9 +79,10 @@ def _run_and_exit(work: Callable[[], object]) -> None:
 
 
 def _watch(message: bytes, files: list[int]) -> None:
-    """Start the helper of a request, kill it if necessary, and report the end to the requester.
+    """Start the helper of a request, wait for its end, and report the end to the requester.
 
-    There is no report if the requester has closed the socket.
+    The helper is killed after its time limit, or when the requester has closed the socket. In the
+    second case there is no report.
 
     Args:
         message: The request as JSON.
@@ -110,7 +114,7 @@ def _watch(message: bytes, files: list[int]) -> None:
 
 
 def _await_end(helper: int, requester: socket.socket, until: float) -> str:
-    """Wait for the end of a helper.
+    """Wait until a helper ends, its time is over, or the requester closes the socket.
 
     Args:
         helper: Descriptor of the helper's process (pidfd).

@@ -123,13 +123,14 @@ class _Peer:
             ) from problem
 
     def _frames(self, name: str) -> Generator[Frame, None, None]:
-        """Yield the frames of the response, and reconnect after each interruption.
+        """Yield the frames of the response. Reconnect after interruptions, at the last offset.
 
         Args:
             name: Name of the file, or "" for the list of files.
 
         Raises:
-            TransferInterrupted: The host was silent for too long.
+            TransferInterrupted: The connection broke, and no frame came for ``silence_timeout``
+                seconds.
             TransferCorrupted: The data is not valid, or TLS failed.
             VerbFailed: The host refuses, or this host's TLS files cannot be used.
         """

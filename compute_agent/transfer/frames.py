@@ -174,9 +174,13 @@ def receive_request(
 
 
 def _send(connection: socket.socket, data: bytes, deadline: float) -> None:
-    """Send all data before the deadline.
+    """Send all data before the deadline, a monotonic time.
 
     Why: over TLS, ``sendall`` applies the timeout to each part of the data.
+
+    Raises:
+        TransferInterrupted: The connection ended, or the deadline passed.
+        TransferCorrupted: TLS failed.
     """
     left = memoryview(data)
     try:

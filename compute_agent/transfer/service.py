@@ -106,12 +106,15 @@ class TransferService:
         self._address = f"{shown}:{self.port}"
 
     def start(self) -> str:
-        """Start listening, and return "address:port"."""
+        """Start the thread that accepts connections, and return the service's "address:port"."""
         threading.Thread(target=self._listen, name="transfer", daemon=True).start()
         return self._address
 
     def close(self) -> None:
-        """Stop listening and close all connections. Readers resume when the next agent listens."""
+        """Stop listening and shut down all connections.
+
+        Readers resume when the next agent listens.
+        """
         self._closed.set()
         # Wakes the thread that accepts connections.
         _shut(self._listener)
@@ -141,7 +144,7 @@ class TransferService:
             ).start()
 
     def _serve(self, connection: socket.socket, peer: str, number: int) -> None:
-        """Serve one connection. Runs in a thread.
+        """Serve one connection and close it. Runs in a thread. A failure is logged.
 
         ``number`` identifies the connection among those without a valid secret so far.
         """
@@ -170,7 +173,9 @@ class TransferService:
         If this service has no TLS files, the connection is returned unchanged.
 
         Raises:
-            TransferInterrupted: The client does not use TLS.
+            TransferInterrupted: The client does not use TLS. A frame with this refusal was sent.
+            OSError: No byte arrived in time, or the TLS files cannot be used.
+            ValueError: The TLS files cannot be used.
         """
         if self._tls is None:
             return connection
@@ -188,7 +193,7 @@ class TransferService:
         )
 
     def _answer(self, connection: socket.socket, peer: str, is_known: Callable[[], None]) -> None:
-        """Read the request and send the response. A failure is sent as a frame, and logged.
+        """Read the request and send the response. A failure is logged, and sent as a frame.
 
         Args:
             connection: The connection, after the TLS handshake.
@@ -196,7 +201,9 @@ class TransferService:
             is_known: Called once the secret of the request has been accepted.
 
         Raises:
-            TransferInterrupted: The connection ended, or the client was too slow.
+            TransferInterrupted: The connection ended, the client was too slow, or the service was
+                closed.
+            TransferCorrupted: TLS failed while the failure was sent.
         """
         frames = Frames(connection, self._frame_seconds)
         try:
@@ -259,10 +266,10 @@ class TransferRateLimit:
         self._paid_until = 0.0
 
     def take(self, count: int) -> None:
-        """Wait until ``count`` bytes may be sent.
+        """Wait until ``count`` bytes may be sent. Without a limit, return at once.
 
         Raises:
-            TransferInterrupted: The service was closed meanwhile.
+            TransferInterrupted: The service was closed.
         """
         if not self._rate:
             return
@@ -280,7 +287,7 @@ def _closable(data: Iterator[tuple[int, bytes]]) -> Generator[tuple[int, bytes],
 
 
 def _failure_payload(problem: Exception) -> dict[str, object]:
-    """Return a failure as JSON for the client: its kind, and its text.
+    """Return a failure as JSON for the client: its kind ("unavailable" or "refused"), and its text.
 
     The text of an unexpected exception is replaced, because it may contain details of this host.
     """
@@ -293,6 +300,9 @@ def _failure_payload(problem: Exception) -> dict[str, object]:
 
 def _let_read(connection: socket.socket) -> None:
     """Let the client read the last frame before the connection is closed.
+
+    Nothing more can be sent. Wait for data or the end from the client, at most
+    ``DRAIN_TIMEOUT_SECONDS``.
 
     Why: closing a connection with unread data resets it, and the last frame would be lost.
     """

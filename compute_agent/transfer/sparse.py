@@ -19,7 +19,7 @@ SYNC_BYTES = 128 * MEBIBYTE
 
 
 def pieces(path: Path, size: int) -> Iterator[tuple[int, bytes]]:
-    """Yield (offset, data) of the first ``size`` bytes, in rising order, at most 1 MiB each.
+    """Yield (offset, data) of a file's first ``size`` bytes, in rising order, at most 1 MiB each.
 
     Gaps between the pieces are holes. If the file is truncated meanwhile, the pieces end early
     without an error.
@@ -66,7 +66,9 @@ class Stored:
 
 
 def write(path: Path, size: int, data: Iterable[tuple[int, bytes]]) -> list[Stored]:
-    """Write a file of ``size`` bytes from pieces, and sync it to the disk.
+    """Write a file of ``size`` bytes from pieces, and sync it to the disk. Gaps become holes.
+
+    An existing file is replaced.
 
     Returns:
         The pieces, for ``verify``.
@@ -101,7 +103,7 @@ def write(path: Path, size: int, data: Iterable[tuple[int, bytes]]) -> list[Stor
 def verify(path: Path, stored: Iterable[Stored]) -> Iterator[int]:
     """Read written pieces back from the disk and compare their digests with those of ``write``.
 
-    Nothing is verified unless the caller iterates to the end.
+    Each piece is verified only when the caller iterates to it.
 
     Yields:
         The number of bytes verified so far, after each piece.
@@ -127,7 +129,10 @@ def verify(path: Path, stored: Iterable[Stored]) -> Iterator[int]:
 
 
 def fill_holes(size: int, data: Iterable[tuple[int, bytes]]) -> Iterator[bytes]:
-    """Yield the whole content of a file from pieces, with zeros for holes."""
+    """Yield the whole content of a file of ``size`` bytes from pieces, with zeros for holes.
+
+    The pieces must be in rising order.
+    """
     at = 0
     for offset, piece in data:
         yield from _zeros(offset - at)
@@ -142,7 +147,7 @@ def _zeros(count: int) -> Iterator[bytes]:
 
 
 def _extents(descriptor: int, size: int) -> Iterator[tuple[int, int]]:
-    """Yield (begin, end) of the extents with data."""
+    """Yield (begin, end) of the extents with data in the first ``size`` bytes of an open file."""
     at = 0
     while at < size:
         try:

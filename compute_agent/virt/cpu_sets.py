@@ -32,7 +32,8 @@ class CpuSets:
     def split(self, cpus: Iterable[int]) -> tuple[list[int], list[int]]:
         """Split the host's CPUs into the shared and the dedicated CPUs, each in rising order.
 
-        Host CPUs of neither set are left out.
+        Host CPUs of neither set are left out. If ``shared`` is None, all CPUs are shared, or none
+        if there are dedicated CPUs.
         """
         present_cpus = sorted(cpus)
         if self.shared is None:

@@ -31,6 +31,8 @@ class DownloadLimit:
     def one(self, context: VerbContext) -> Iterator[None]:
         """Wait until fewer downloads than the limit run. The ``with`` block counts as a download.
 
+        While waiting, the command reports the phase WAITING_TO_FETCH.
+
         Raises:
             Cancelled: The command was cancelled while waiting.
         """

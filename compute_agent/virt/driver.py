@@ -86,7 +86,7 @@ class Driver(Protocol):
     """
 
     def inventory(self) -> HostInventory:
-        """Return the resources of this host."""
+        """Return the resources of this host, and further facts about the host."""
 
     def boot_id(self) -> str:
         """Return a text that differs for every boot of the host."""
@@ -100,8 +100,8 @@ class Driver(Protocol):
     def guests_volumes(self) -> dict[str, list[str]]:
         """Return the ids of the volumes of each running or paused guest, by server.
 
-        Guests that are off, also suspended guests, are left out. The ids come from the hypervisor's
-        live state, and not from stored definitions or records.
+        Guests that are off, suspended, or still arriving by live migration are left out. The ids
+        come from the hypervisor's live state, and not from stored definitions or records.
         """
 
     def files_alone(self) -> list[str]:
@@ -119,14 +119,14 @@ class Driver(Protocol):
         the present ones.
 
         Raises:
-            VerbFailed: There is no domain.
+            VerbFailed: There is no domain, or the metadata cannot be read.
         """
 
     def ensure_image(self, image: ImageRef, read_image: ImageReader, context: VerbContext) -> None:
-        """Fetch an image to this host for later guests.
+        """Fetch an image into this host's cache for later guests, unless the image is there.
 
         Raises:
-            VerbFailed: The image does not exist or cannot be used.
+            VerbFailed: The image does not exist, or cannot be used or stored.
         """
 
     def ensure_guest(
@@ -134,9 +134,9 @@ class Driver(Protocol):
     ) -> DomainState:
         """Fetch the image, make disks and config drive, and define and start the domain.
 
-        Existing disks are kept. With ``spec.paused`` the CPUs stay stopped until
-        ``ensure_running``. After VerbFailed the guest does not run, and the driver may have deleted
-        its disks.
+        Existing disks are kept. A guest that is active or suspended is not made anew, only resumed.
+        With ``spec.paused`` the CPUs stay stopped until ``ensure_running``. After VerbFailed the
+        guest does not run, and the driver may have deleted its disks.
         """
 
     def ensure_running(
@@ -149,15 +149,15 @@ class Driver(Protocol):
 
         Args:
             server: Id of the server.
-            fence: Fence of the command.
+            fence: Fence of the command, which the domain gets.
             context: Context of the verb.
             has: Volumes and shares that the guest may have, or None to leave them as they are. A
                 domain that is off loses all others before the start, and gets the missing ones of
                 ``has.needed``.
 
         Raises:
-            VerbFailed: The domain does not exist, lacks a needed volume that cannot be attached, or
-                is paused or suspended with a volume that is not in ``has``.
+            VerbFailed: The domain does not exist or cannot be started, lacks a needed volume that
+                cannot be attached, or is paused or suspended with a volume that is not in ``has``.
             errors.Unavailable: This host may not start guests now.
         """
 
@@ -167,17 +167,17 @@ class Driver(Protocol):
         """Shut the guest down by ACPI, and destroy the domain if it runs after ``timeout`` seconds.
 
         With ``timeout`` 0, or if the guest is paused, the domain is destroyed at once. The saved
-        memory of a suspended guest is deleted.
+        memory of a suspended guest is deleted. The domain gets the fence.
 
         Raises:
             VerbFailed: The domain does not exist.
         """
 
     def pull_plug(self, server: str) -> None:
-        """Destroy the domain and delete the saved memory. Definition, fence and files remain.
+        """Destroy the domain, delete the saved memory and unmount the shares.
 
-        The agent calls this for guests that must not run on this host. Without a domain nothing
-        happens.
+        Definition, fence and files remain. The agent calls this for guests that must not run on
+        this host. A missing domain is no error.
         """
 
     def reboot(
@@ -191,12 +191,12 @@ class Driver(Protocol):
         """Restart the domain once for this fence: by ACPI, or hard after ``timeout`` seconds.
 
         A running domain with this fence has been rebooted already, and stays as it is. A domain
-        that is off is started. A suspended domain loses its saved memory. For ``has`` and the
-        exceptions see ``ensure_running``. Without a lease, an active domain is not stopped.
+        that is off is started. A suspended domain loses its saved memory. A domain is stopped only
+        if this host has a lease. For ``has`` and the exceptions see ``ensure_running``.
         """
 
     def ensure_paused(self, server: str, fence: int, context: VerbContext) -> DomainState:
-        """Stop the CPUs of the domain, whose memory remains. A paused domain stays paused.
+        """Pause the domain: stop the CPUs and keep the memory. A paused domain only gets the fence.
 
         Raises:
             VerbFailed: The domain is off or does not exist.
@@ -206,7 +206,8 @@ class Driver(Protocol):
         """Save the memory of the domain to disk and stop the domain.
 
         ``ensure_running`` restores the memory. A cancelled save leaves the guest unchanged. A
-        suspended domain is reported with the power state SHUTDOWN.
+        suspended domain is reported with the power state SHUTDOWN. Called again, only the fence is
+        recorded.
 
         Raises:
             VerbFailed: The domain is off without saved memory, or does not exist.
@@ -220,10 +221,12 @@ class Driver(Protocol):
         context: VerbContext,
         keep_ephemeral: bool = False,
     ) -> DomainState:
-        """Replace the disks by new ones from ``spec.image``, once for this fence.
+        """Replace the disks and the config drive by new ones, once for this fence.
 
-        If the disks were already replaced under this fence, the method only starts the guest if
-        ``runs``. The old disks are kept until the new image is on this host and verified.
+        The root disk is made from ``spec.image``. A server that boots from a volume has no root
+        disk. A missing guest is made, and a rescue ends. The old disks are kept until the new image
+        is on this host and verified. If the disks were already replaced under this fence, the
+        method only starts the guest if ``runs``.
 
         Args:
             spec: The guest with the new image.
@@ -242,8 +245,9 @@ class Driver(Protocol):
         """Boot from a disk made from ``image``, with the root disk as the second disk.
 
         If the image has the property hw_rescue_device or hw_rescue_bus, all disks keep their places
-        and the rescue disk is added. The root disk is not changed. ``spec`` is the guest without
-        the rescue.
+        and the rescue disk is added. ``spec`` is the guest without the rescue. A guest that was
+        rescued under this fence is not stopped, only started if off, and resumed if paused or
+        suspended.
 
         Raises:
             VerbFailed: The guest does not exist, or the rescue failed. Then the reason is UNTOUCHED
@@ -266,10 +270,11 @@ class Driver(Protocol):
         """Attach an interface to the stored definition, and to the domain if active.
 
         The MAC address identifies the interface. An interface that is present is not attached
-        again.
+        again. The domain gets the fence.
 
         Raises:
-            VerbFailed: The server is suspended, or the bridge does not appear in time.
+            VerbFailed: The guest does not exist or is suspended, this host does not support the
+                interface, or the bridge does not appear in time.
         """
 
     def detach_interface(
@@ -277,17 +282,17 @@ class Driver(Protocol):
     ) -> DomainState:
         """Detach an interface from the domain if active, and from the stored definition.
 
-        A missing interface is ignored.
+        A missing interface is ignored. The domain gets the fence.
 
         Raises:
-            VerbFailed: The server is suspended, or the guest is paused or does not release the
+            VerbFailed: The guest does not exist, is suspended or paused, or does not release the
                 interface within 160 seconds. The interface stays in the domain and the definition.
         """
 
     def attach_share(
         self, server: str, fence: int, share: AttachedShare, context: VerbContext
     ) -> DomainState:
-        """Add a share, under its tag, to a guest that is off.
+        """Add a share, under its tag, to a guest that is off. The domain gets the fence.
 
         The host mounts the share while the guest runs.
 
@@ -298,10 +303,10 @@ class Driver(Protocol):
     def detach_share(
         self, server: str, fence: int, share: AttachedShare, context: VerbContext
     ) -> None:
-        """Remove a share from a guest that is off, and unmount it. A missing guest is ignored.
+        """Unmount a share, and remove it from a guest that is off. A missing guest is ignored.
 
         Raises:
-            VerbFailed: The guest is active.
+            VerbFailed: The guest is active, or the share cannot be unmounted.
         """
 
     def attach_volume(
@@ -309,12 +314,12 @@ class Driver(Protocol):
     ) -> DomainState:
         """Connect a volume, verify its identity, and attach it to the guest.
 
-        The stored definition gets the volume, and the domain if active.
+        The stored definition gets the volume, and the domain if active. The domain gets the fence.
 
         Raises:
             VerbFailed: The volume cannot be connected or is another volume, the bus of an active
-                guest does not support hot plug, or the server is suspended. The host disconnects
-                the volume again.
+                guest does not support hot plug, or the server is suspended or has no guest here. If
+                the guest lacks the volume, the host disconnects it again.
         """
 
     def detach_volume(
@@ -322,9 +327,11 @@ class Driver(Protocol):
     ) -> DomainState | None:
         """Detach a volume from the domain if active and the stored definition, and disconnect it.
 
+        A multiattach volume stays connected while another guest of this host has it.
+
         Returns:
-            The state of the domain, or None if the guest is not on this host. The volume is
-            disconnected in both cases.
+            The state of the domain, or None if the guest is not on this host. Then only a remaining
+            connection is closed.
 
         Raises:
             VerbFailed: The guest is paused or does not release the volume within 160 seconds, its
@@ -336,10 +343,10 @@ class Driver(Protocol):
         """Disconnect all volumes of a guest that is off, and remove them from its definition.
 
         Called before the guest leaves this host. Without a guest the remaining connections are
-        closed.
+        closed. A multiattach volume stays connected while another guest of this host has it.
 
         Raises:
-            VerbFailed: The guest is active.
+            VerbFailed: The guest is active, or a volume cannot be disconnected.
         """
 
     def extend_volume(self, server: str, volume: AttachedVolume, context: VerbContext) -> None:
@@ -348,8 +355,8 @@ class Driver(Protocol):
         A guest that is off sees the size at its next start.
 
         Raises:
-            VerbFailed: The guest does not have the volume or is suspended, or the host does not see
-                the new size.
+            VerbFailed: The guest does not exist, does not have the volume or is suspended, or the
+                host does not see the new size.
         """
 
     def copy_volume(
@@ -362,8 +369,8 @@ class Driver(Protocol):
         before the guest gets the confirmation. ``context.phase`` reports the percentage.
 
         Raises:
-            VerbFailed: The guest is off or suspended, the sizes differ, or the copy failed. The
-                guest is unchanged.
+            VerbFailed: The guest is off or suspended or lacks the volume, the sizes differ, or the
+                copy failed. The guest is unchanged.
         """
 
     def switch_volume(
@@ -378,8 +385,8 @@ class Driver(Protocol):
             The state of the domain, or None if the guest is not on this host.
 
         Raises:
-            VerbFailed: The guest is off and the copy was not complete, the guest is suspended, the
-                repeated copy failed, or the old location stays connected.
+            VerbFailed: The guest is off and the copy was not complete, the guest is suspended or
+                lacks the volume, the repeated copy failed, or the old location stays connected.
         """
 
     def keep_volume(
@@ -388,7 +395,8 @@ class Driver(Protocol):
         """Undo ``copy_volume``: keep the old location of the volume and disconnect the new one.
 
         Returns:
-            The state of the domain, or None if the guest is not on this host.
+            The state of the domain, or None if the guest is not on this host. The new location is
+            disconnected in both cases.
 
         Raises:
             VerbFailed: The copy does not end, or the new location stays connected.
@@ -433,19 +441,21 @@ class Driver(Protocol):
     ) -> int:
         """Write the root disk as of one moment to ``write_image``, as qcow2 without a backing file.
 
-        The guest continues. If the guest's agent can, it freezes the file systems for this moment.
-        No file remains on the host. ``context.phase`` reports the phases of copy and upload.
+        A running guest continues. If the guest's agent can, it freezes the file systems for this
+        moment. No file remains on the host. ``context.phase`` reports the phases of copy and
+        upload.
 
         Returns:
             The number of bytes written.
 
         Raises:
-            VerbFailed: The server has no root disk here, the copy failed, the image service refuses
-                the image, or the image requires a freeze (os_require_quiesce), which failed.
+            VerbFailed: The server has no root disk here, the copy or upload failed, the image
+                service refuses the image, or the guest is active and its image requires a freeze
+                (os_require_quiesce), which failed.
         """
 
     def inject_nmi(self, server: str) -> None:
-        """Inject an NMI, which makes the guest's kernel write a dump.
+        """Inject an NMI, after which the guest's kernel may write a dump.
 
         The driver makes one attempt only, because a second NMI would have a second effect.
 
@@ -475,17 +485,20 @@ class Driver(Protocol):
     def ensure_absent(self, server: str, fence: int, keep_files: bool = False) -> None:
         """Destroy and undefine the domain if it exists, and delete its disks and files.
 
-        Its volumes are disconnected. With ``keep_files`` the files remain, because the guest on
-        another host uses them on shared storage.
+        The volumes of the guest are disconnected. With ``keep_files`` the files remain, because the
+        guest on another host uses them on shared storage.
+
+        Raises:
+            VerbFailed: A volume cannot be disconnected, or the hypervisor refuses.
         """
 
     # --- Moves of a guest that is off ---
     def offer(self, server: str, fence: int, secret: str, context: VerbContext) -> JsonObject:
         """Permit other hosts that have the secret to read the guest's files.
 
-        The offer ends when the files are offered with another secret, or when a later command
-        starts or removes the guest. Of an active guest, only files that the guest cannot change are
-        offered.
+        The offer ends when the files are offered with another secret, and at the latest when a
+        later command starts or removes the guest. Of an active guest, only files that the guest
+        cannot change are offered.
 
         Returns:
             {"bytes": number of bytes of data in these files}.
@@ -508,6 +521,7 @@ class Driver(Protocol):
         Raises:
             errors.NotFound: There is no such part.
             errors.Forbidden: No files are offered under this secret, or the offer ended meanwhile.
+            OSError: The file cannot be read.
         """
 
     def prepare(
@@ -536,7 +550,7 @@ class Driver(Protocol):
     ) -> JsonObject:
         """Copy the guest's files from the source, and grow the disk to ``spec.flavor``.
 
-        No domain is defined. A cancelled copy stops within five seconds.
+        A swap disk is made anew. No domain is defined. A cancelled copy stops within five seconds.
 
         Args:
             spec: The guest as it will be on this host.
@@ -555,36 +569,42 @@ class Driver(Protocol):
     def install(self, spec: GuestSpec, runs: bool, context: VerbContext) -> DomainState:
         """Define the domain of ``spec`` with the files on this host, and start it if ``runs``.
 
-        With ``spec.paused`` the CPUs stay stopped.
+        With ``spec.paused`` the CPUs stay stopped. A guest that is active with this fence is not
+        defined anew. Saved memory of a suspended guest is deleted.
 
         Raises:
-            VerbFailed: The guest does not run. Exception: a guest that is active with another fence
-                is not changed.
+            VerbFailed: The guest does not run. Exceptions: a guest that is active with another
+                fence, or whose hardware is invalid or root disk damaged, is not changed.
         """
 
     # --- Snapshots of a guest's volumes ---
     def quiesce(self, server: str, seconds: float) -> None:
         """Flush and freeze the guest's file systems until ``unquiesce``, for at most ``seconds``.
 
-        If the agent restarts meanwhile, the file systems are thawed at the restart.
+        The freeze lasts longer if the hypervisor or the guest's agent does not answer. If the agent
+        restarts meanwhile, the file systems are thawed at the restart.
 
         Raises:
             VerbFailed: The guest does not run, or the guest's agent cannot freeze file systems.
         """
 
     def unquiesce(self, server: str) -> None:
-        """End the freeze of ``quiesce``. Without a ``quiesce`` before, nothing happens."""
+        """Thaw the file systems that ``quiesce`` has frozen, if any.
+
+        A failure of the guest's agent is only logged.
+        """
 
     # --- Resize on the same host ---
     def resize_here(self, spec: GuestSpec, runs: bool, context: VerbContext) -> DomainState:
         """Resize a guest that is off to ``spec``, once for this fence.
 
         Copies of the disks before the resize are kept until ``settle_resize``. The root disk grows,
-        the domain is defined anew, and is started if ``runs``.
+        the domain is defined anew, and is started if ``runs``. A guest that is active with this
+        fence has been resized already.
 
         Raises:
-            VerbFailed: The guest is active with another fence and is not changed, or the resize
-                failed and the guest does not run.
+            VerbFailed: The guest does not exist, or is active with another fence and is not
+                changed, or the resize failed and the guest does not run.
         """
 
     def settle_resize(
@@ -592,11 +612,14 @@ class Driver(Protocol):
     ) -> DomainState:
         """Confirm or revert a ``resize_here`` that ran under the fence ``resized``.
 
-        With ``back`` False the copies of the old disks are deleted, and the guest is not changed.
+        With ``back`` False the copies of the old disks are deleted, and the domain gets the new
+        fence.
 
         With ``back`` True the guest must be off and stays off. The copies made under the fence
         ``resized`` replace the disks, and the domain is defined by ``spec``. If that resize made no
         copies, the disks are not changed. Copies of another resize are deleted and never restored.
+
+        In both cases ephemeral and swap disks that ``spec`` does not contain are deleted.
 
         Raises:
             VerbFailed: The guest does not exist, or is active and ``back`` is True.
@@ -678,7 +701,7 @@ class Driver(Protocol):
         """
 
     def console_kinds(self, server: str) -> list[str]:
-        """Return the kinds of consoles of an active guest: VNC, SPICE if present, and SERIAL.
+        """Return the kinds of consoles of an active guest: its screens (VNC, SPICE), and SERIAL.
 
         Raises:
             VerbFailed: The guest is off or does not exist.
@@ -697,7 +720,7 @@ class Driver(Protocol):
         """
 
     def watch(self, changed: Callable[[str], None]) -> None:
-        """Call ``changed(server)`` when a domain changes state.
+        """From now on, call ``changed(server)`` when a domain changes state.
 
         Any thread may call, but holds no lock of the driver. Calls without a change are possible.
         """
@@ -730,7 +753,7 @@ def required_hardware(spec: GuestSpec) -> Hardware:
 
 
 def quiesce_failed() -> VerbFailed:
-    """Return the failure of a snapshot whose image requires frozen file systems."""
+    """Return the failure of a snapshot whose image requires a freeze, which was not possible."""
     return VerbFailed(
         "The guest's file systems could not be frozen for the snapshot, which its image requires "
         "(os_require_quiesce); check that qemu-guest-agent runs in the guest."

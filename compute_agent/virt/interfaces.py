@@ -54,7 +54,7 @@ class Plug:
 
 
 def plug(interface: Interface) -> Plug:
-    """Return how the interface is connected on this host. The host itself is not examined.
+    """Return the ``Plug`` of an interface: its bridge and device. The host itself is not examined.
 
     If the network service left out the bridge, the name is ``OVS_BRIDGE`` for Open vSwitch, else
     "brq" and the beginning of the network's id. A device that was left out is named "tap" and the
@@ -103,7 +103,8 @@ def when_bridged(
 ) -> Answer:
     """Call ``work`` until it does not raise NoBridge, for at most ``seconds``. Return the result.
 
-    Other exceptions of ``work`` are raised at once.
+    Between two calls the verb reports the phase WAITING_FOR_NETWORK. Other exceptions of ``work``
+    are raised at once.
 
     Raises:
         Cancelled: The command was cancelled between two calls.
@@ -123,7 +124,10 @@ def when_bridged(
 
 
 def no_bridge(details: str) -> NoBridge:
-    """Return the failure of a verb whose guest needs a bridge that this host lacks."""
+    """Return the failure of a verb whose guest needs a bridge that this host lacks.
+
+    ``details`` is for the operator.
+    """
     return NoBridge(
         "This host lacks the bridge of a network of the server; check that the network agent runs on the host.",
         details=details,

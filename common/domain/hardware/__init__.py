@@ -92,8 +92,9 @@ def hardware(flavor: Flavor, properties: Mapping[str, str]) -> Hardware:
 def resources(flavor: Flavor, properties: Mapping[str, str]) -> dict[str, int]:
     """Return resource class -> amount that a server of this flavor and image holds on a host.
 
-    The scheduler gets these amounts, the claim takes them, and the doctor verifies them. Amounts of
-    0 are left out. The result is never empty, because a server without resources has no place.
+    An extra spec ``resources:CLASS`` replaces the flavor's amount. ``resources:PCPU`` only makes
+    CPUs dedicated. Amounts of 0 are left out. The scheduler gets these amounts, the claim takes
+    them, and the doctor verifies them.
 
     Raises:
         BadRequest: A requested resource or CPU policy is invalid, or the server would hold no
@@ -125,10 +126,9 @@ def resources(flavor: Flavor, properties: Mapping[str, str]) -> dict[str, int]:
 
 
 def on_host(flavor: Flavor, image: JsonMapping | None) -> Flavor:
-    """Return a server's flavor as far as it occupies the host.
+    """Return a server's flavor, without root disk if the server boots from a volume.
 
-    The result has no root disk if the frozen image in the server's row has ``ON_VOLUME``, because
-    then the server boots from a volume.
+    The server boots from a volume if the frozen image in the server's row has ``ON_VOLUME``.
     """
     return replace(flavor, root_gb=0) if image and image.get(ON_VOLUME) else flavor
 
@@ -143,7 +143,10 @@ def resources_of(flavor: Flavor, image: JsonMapping | None) -> dict[str, int]:
 
 
 def traits(flavor: Flavor, properties: Mapping[str, str]) -> tuple[list[str], list[str]]:
-    """Return the traits that a host must have, and those that it must not have, sorted.
+    """Return the sorted required and the sorted forbidden traits of hosts for a server.
+
+    An image property that selects a device model other than "none", for example hw_disk_bus,
+    requires the model's trait.
 
     Raises:
         BadRequest: A trait is invalid, or required and forbidden at once. Or an image property

@@ -38,9 +38,13 @@ _NUMBERED = re.compile(r"hw[:_]numa_(cpus|mem)\.(.{1,20})", re.DOTALL)
 def topology(requested: HardwareSpecs) -> tuple[int, int, int]:
     """Return (sockets, cores per socket, threads per core), or zeros if no topology is requested.
 
+    Of the topologies with the flavor's CPUs and within the limits, the result meets the most
+    requested numbers, then has the most sockets. The image's numbers count only if the flavor has
+    no numbers.
+
     Raises:
-        BadRequest: A number is invalid or above its limit, or no topology with the flavor's CPUs is
-            within the limits.
+        BadRequest: A number is invalid or above its limit, an image's limit is above the flavor's,
+            the flavor has more than ``MAX_CPUS`` CPUs, or no topology is within the limits.
     """
     limits = [_limit(requested, kind) for kind in KINDS]
     flavors = [requested.spec(f"hw:cpu_{kind}", _NUMBER) for kind in KINDS]
@@ -111,7 +115,8 @@ def dedicated_cpus(requested: HardwareSpecs) -> tuple[frozenset[int], str]:
     and "".
 
     Raises:
-        BadRequest: The requests of flavor and image are invalid or contradict each other.
+        BadRequest: The requests of flavor and image are invalid or contradict each other, or more
+            than ``MAX_CPUS`` CPUs would be dedicated.
     """
     policy = _policy(requested)
     vcpus, mask = requested.flavor.vcpus, requested.spec("hw:cpu_dedicated_mask", cpus)
@@ -190,15 +195,18 @@ def pages(requested: HardwareSpecs) -> int:
 
 
 def numa_nodes(requested: HardwareSpecs, needed: bool, page: int) -> tuple[NumaNodeRequest, ...]:
-    """Return the guest's NUMA nodes. Empty if none are requested and none are needed.
+    """Return the guest's NUMA nodes, or an empty tuple if they are neither requested nor needed.
+
+    Without requests for single NUMA nodes, CPUs and memory are split evenly.
 
     Args:
         requested: The extra specs and image properties.
-        needed: True if the guest needs at least one NUMA node.
+        needed: True: without a requested number, return one NUMA node.
         page: The page size, as in ``Hardware.page_kb``.
 
     Raises:
-        BadRequest: CPUs or memory cannot be divided as requested, or a request is invalid.
+        BadRequest: CPUs or memory cannot be divided as requested, a request is invalid, or the
+            flavor has more than ``MAX_CPUS`` CPUs.
     """
     count = requested.combine("hw:numa_nodes", "hw_numa_nodes", whole(1, MAX_NUMA_NODES))
     for name in (*requested.specs, *requested.properties):
@@ -249,11 +257,12 @@ def _read_numbered(
 ) -> list[Any] | None:
     """Return a value for each guest NUMA node, or None if no NUMA node has a value.
 
-    The values are those of the extra specs ``hw:numa_NOUN.NUMBER`` and the image properties
-    ``hw_numa_NOUN.NUMBER``.
+    ``parse`` parses the extra spec ``hw:numa_NOUN.NUMBER`` or the image property
+    ``hw_numa_NOUN.NUMBER``. The noun is "cpus" or "mem".
 
     Raises:
-        BadRequest: A value is invalid, or only some NUMA nodes have a value.
+        BadRequest: A value is invalid, flavor and image have different values, or only some NUMA
+            nodes have a value.
     """
     values = [
         requested.combine(f"hw:numa_{noun}.{number}", f"hw_numa_{noun}.{number}", parse)

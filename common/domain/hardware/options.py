@@ -50,7 +50,10 @@ class Option:
 
 
 def _number(least: int, most: int) -> Callable[[str], str]:
-    """Return a parser of numbers in this range. For 0 the parser returns "", no request."""
+    """Return a parser that accepts a number in this range, and returns the number as text.
+
+    The parser returns "" for 0, which requests nothing, and raises ValueError for other texts.
+    """
 
     def read(text: str) -> str:
         number = whole(0, most)(text)
@@ -74,7 +77,10 @@ def _only_no(text: str) -> str:
 
 
 def _only(word: str) -> Callable[[str], str]:
-    """Return a parser that accepts only this word, which every guest has, and returns ""."""
+    """Return a parser that returns "" for this word, which every guest has.
+
+    The parser raises ValueError for other words.
+    """
 
     def read(text: str) -> str:
         one_of(word)(text)
@@ -165,10 +171,12 @@ WATCHDOG = _unless("disabled", "none", "pause", "poweroff", "reset")
 def options(requested: HardwareSpecs) -> dict[str, str]:
     """Return the requested options as key -> value, for ``Hardware.options``.
 
-    Options that are not requested are left out.
+    Options that are not requested are left out, and so are the limits of a forbidden random number
+    generator and the queues of a guest with one CPU. ``rng_bytes`` comes with ``rng_period``.
 
     Raises:
-        BadRequest: A value is invalid, or values contradict each other.
+        BadRequest: A value is invalid, values contradict each other, or the image requests more
+            video memory than the flavor allows.
     """
     values: dict[str, str] = {}
     for option in OPTIONS:
@@ -460,7 +468,9 @@ _NUMBERED = re.compile("hw:numa_(cpus|mem)[.]")
 
 
 def check(requested: HardwareSpecs) -> None:
-    """Refuse hardware that hosts do not provide.
+    """Refuse hardware that hosts do not provide, and unknown extra specs in ``NAMESPACES``.
+
+    The values of supported options are not checked.
 
     Raises:
         BadRequest: The text names the first such extra spec or image property.

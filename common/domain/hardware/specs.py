@@ -63,7 +63,7 @@ class Hardware:
 
     @property
     def needs_assignment(self) -> bool:
-        """True if particular parts of the host are assigned to the guest."""
+        """True if the guest has NUMA nodes, dedicated CPUs or devices, which the host assigns."""
         return bool(self.numa_nodes or self.dedicated or self.devices)
 
 
@@ -78,7 +78,7 @@ _SIZE = re.compile(r"([0-9]{1,12})([kKMGT]?)i?(b|bit|B|)", re.ASCII)
 
 
 def whole(least: int = 0, most: int = 2**31 - 1) -> Callable[[str], int]:
-    """Return a parser of whole numbers in this range. The parser raises ValueError."""
+    """Return a parser of whole numbers in this range, which raises ValueError for other texts."""
 
     def read(text: str) -> int:
         if not re.fullmatch("-?[0-9]{1,19}", text.strip(), re.ASCII):

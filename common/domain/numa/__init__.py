@@ -31,7 +31,7 @@ def fit(
     held: Sequence[HardwareAssignment],
     wanted: Hardware,
 ) -> HardwareAssignment | None:
-    """Find the parts of a host that a guest can have, without a change of any record.
+    """Choose the NUMA nodes, CPUs, pages and devices of a host for a guest. No record changes.
 
     Args:
         numa_nodes: The NUMA nodes of the host.
@@ -40,8 +40,8 @@ def fit(
         wanted: The hardware that the guest requests.
 
     Returns:
-        The assignment. None if the guest does not fit. An empty assignment if the guest needs no
-        parts of its own.
+        The assignment, or None if no fit is found. An empty assignment if the guest needs no
+        assigned parts.
     """
     if not wanted.needs_assignment:
         return HardwareAssignment()
@@ -82,9 +82,10 @@ def fit(
 def _order(free_nodes: Sequence[Free], devices: Sequence[Device], wanted: Hardware) -> list[int]:
     """Return the ids of the host's NUMA nodes, best first.
 
-    NUMA nodes with most requested devices come first, and among these the nodes with fewest other
-    devices. Of equal nodes the fullest come first for dedicated CPUs, so that large places stay
-    free. Otherwise the emptiest come first, so that shared CPUs are spread.
+    ``devices`` are the unassigned devices of the host. NUMA nodes with most requested devices come
+    first, and among these the nodes with fewest other devices. Of equal nodes, for dedicated CPUs
+    the node with fewest free CPUs comes first, so that large places stay free. Otherwise the node
+    with most free memory comes first, so that shared CPUs are spread.
     """
 
     def rank(node: Free) -> tuple[int, ...]:
@@ -102,10 +103,17 @@ def _order(free_nodes: Sequence[Free], devices: Sequence[Device], wanted: Hardwa
 def _sets(
     order: Sequence[int], plans: Plans, devices: Sequence[Device], wanted: Hardware
 ) -> Iterator[Sequence[int]]:
-    """Yield candidate sets of host NUMA nodes.
+    """Yield candidate sets of host NUMA nodes, best first.
 
-    If the guest requests no devices, this is one set of all NUMA nodes. Otherwise these are the
-    sets of as many NUMA nodes as the guest has, at most ``MOST_SETS``.
+    If the guest requests no devices, this is one set of all NUMA nodes. Otherwise each set has as
+    many NUMA nodes as the guest, and each of these can hold at least one guest NUMA node. At most
+    ``MOST_SETS`` sets are yielded.
+
+    Args:
+        order: The ids of the host's NUMA nodes, best first.
+        plans: For each guest NUMA node, id of a host NUMA node -> possible place there.
+        devices: Not used.
+        wanted: The hardware that the guest requests.
     """
     if not wanted.devices:
         yield order
@@ -115,7 +123,11 @@ def _sets(
 
 
 def _place(numa_nodes: Sequence[int], plans: Plans) -> list[AssignedNumaNode] | None:
-    """Place each guest NUMA node on its own node of these host NUMA nodes, or return None."""
+    """Return a place for each guest NUMA node, each on another of these host NUMA nodes.
+
+    ``plans`` contains, for each guest NUMA node, id of a host NUMA node -> possible place there.
+    Return None if the guest NUMA nodes cannot all be placed.
+    """
     chosen = match([[numa_node for numa_node in numa_nodes if numa_node in plan] for plan in plans])
     return (
         None

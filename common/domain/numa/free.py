@@ -35,9 +35,9 @@ class Free:
 
 
 def free(numa_nodes: Iterable[NumaNode], held: Sequence[HardwareAssignment]) -> list[Free]:
-    """Return the free resources of each NUMA node, in the order of the nodes' ids.
+    """Return the free CPUs, memory and huge pages of each NUMA node, in the order of the ids.
 
-    ``held`` are the assignments of all guests on the host.
+    ``held`` are the assignments that occupy the host.
     """
     parts = [part for assignment in held for part in assignment.numa_nodes]
     taken = {cpu for part in parts for cpu in (*part.pins.values(), *part.idle)}
@@ -88,8 +88,9 @@ def make(request: NumaNodeRequest, wanted: Hardware, node: Free) -> AssignedNuma
 def _page(memory_mb: int, wanted: int, node: Free) -> int | None:
     """Return the page size in KiB, or 0 if no size is requested.
 
-    Of several permitted sizes, this is the largest that fits. None if the memory does not fit.
-    ``wanted`` is ``Hardware.page_kb``.
+    Of several permitted sizes, this is the largest that fits. Huge pages fit if enough are free and
+    the memory is a multiple of their size. None if the memory does not fit. ``wanted`` is
+    ``Hardware.page_kb``.
     """
     if wanted in (0, SMALL):
         return wanted if memory_mb <= node.memory_mb else None

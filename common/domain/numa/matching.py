@@ -14,7 +14,8 @@ from collections.abc import Sequence
 def match(options: Sequence[Sequence[int]]) -> list[int] | None:
     """Return a different option for each request, or None if that is not possible.
 
-    ``options`` contains the possible options of each request. Earlier options are preferred.
+    ``options`` contains a list of possible options for each request. Earlier options of a list are
+    preferred.
     """
     holder: dict[int, int] = {}
     for request in range(len(options)):

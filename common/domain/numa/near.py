@@ -38,13 +38,17 @@ def choose(
     numa_nodes: Collection[int],
     policy: str,
 ) -> list[str] | None:
-    """Return the addresses of the devices for a guest, or None if too few suit the policy.
+    """Return the addresses of the devices for a guest. Devices near the guest are preferred.
+
+    Return None if too few devices are of the requested kinds and suit the policy.
 
     Args:
         devices: The unassigned devices of the host.
         requests: The devices that the guest requests.
-        numa_nodes: The host NUMA nodes of the guest. Empty: the guest has no NUMA nodes.
-        policy: "legacy", "required" or "preferred".
+        numa_nodes: The host NUMA nodes of the guest. Empty: the guest has no NUMA nodes, and all
+            devices suit every policy.
+        policy: "required" permits only devices on ``numa_nodes``, "legacy" also devices without a
+            known NUMA node, "preferred" all devices.
     """
 
     def rank(device: Device) -> int:

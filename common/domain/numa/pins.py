@@ -29,7 +29,10 @@ class Core:
 
 
 def cores(numa_node: NumaNode, free: set[int]) -> list[Core]:
-    """Return the cores with CPUs in ``free``, those with most free CPUs first."""
+    """Return the cores with CPUs in ``free``, in descending order of the number of free CPUs.
+
+    A CPU without known siblings is a core of one thread.
+    """
     core_of = {cpu: tuple(sorted(set(group))) for group in numa_node.siblings for cpu in group}
     own, shared = set(numa_node.pcpus), set(numa_node.cpus)
     groups = sorted({core_of.get(cpu, (cpu,)) for cpu in free})
@@ -48,7 +51,8 @@ def cores(numa_node: NumaNode, free: set[int]) -> list[Core]:
 def choose(cores: Sequence[Core], count: int, policy: str) -> tuple[list[int], list[int]] | None:
     """Return ``count`` CPUs for a guest, and the CPUs that stay idle because of them.
 
-    ``policy`` is the thread policy. None if too few CPUs are free for the policy.
+    ``policy`` is the thread policy: "isolate", "require", or any other text for "prefer". Only
+    "isolate" leaves CPUs idle. None if the free CPUs do not suffice for the policy.
     """
     if count > sum(len(core.free) for core in cores):
         return None
@@ -100,9 +104,9 @@ def _choose_pairs(cores: Sequence[Core], count: int) -> list[int] | None:
 
 
 def _parts(sizes: Sequence[int], count: int) -> list[int] | None:
-    """Return a number of CPUs for each core, with the sum ``count`` and without a 1.
+    """Return the number of CPUs to take from each core: 0 or at least 2, in all ``count``.
 
-    ``sizes`` are the free CPUs of each core. None if no such numbers exist.
+    ``sizes`` are the numbers of free CPUs of each core. None if no such numbers exist.
     """
     ways: dict[int, tuple[int, ...]] = {0: ()}  # sum -> parts of the sizes so far
     for place, size in enumerate(sizes):

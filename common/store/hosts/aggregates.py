@@ -42,7 +42,7 @@ def list_all(tx: Connection) -> tuple[list[AggregateRow], dict[int, list[str]]]:
 
 
 def show(tx: Connection, number: int) -> tuple[AggregateRow, list[str]]:
-    """Return an aggregate and its hosts.
+    """Return an aggregate and the names of its hosts.
 
     Raises:
         NotFound: The aggregate does not exist.
@@ -104,7 +104,7 @@ def update(
     meta: Mapping[str, str | None] | None = None,
     what: str = "aggregate",
 ) -> None:
-    """Rename an aggregate, or change its metadata.
+    """Rename an aggregate, or change its metadata, and apply new allocation ratios to its hosts.
 
     Args:
         tx: The transaction.
@@ -154,7 +154,7 @@ def update(
 
 
 def add_host(tx: Connection, number: int, host: str, default_zone: str) -> None:
-    """Add a host to an aggregate.
+    """Add a host to an aggregate, and apply the aggregate's allocation ratios to the host.
 
     Raises:
         NotFound: The aggregate or the host does not exist.
@@ -186,7 +186,7 @@ def add_host(tx: Connection, number: int, host: str, default_zone: str) -> None:
 
 
 def remove_host(tx: Connection, number: int, host: str, default_zone: str) -> None:
-    """Remove a host from an aggregate.
+    """Remove a host from an aggregate, and end the aggregate's allocation ratios for the host.
 
     Raises:
         NotFound: The aggregate does not exist, or does not contain the host.
@@ -287,6 +287,8 @@ def _check_zone(
 ) -> None:
     """Raise ``refusal(reason)`` unless these hosts may change from zone ``before`` to ``after``.
 
+    A host must not get a second zone, and the zone of a host with servers must not change.
+
     ``before`` and ``after`` are the zone that the aggregate ``number`` gives to the hosts. None:
     the aggregate gives no zone. The caller has locked the hosts' providers.
     """
@@ -308,7 +310,10 @@ def _check_zone(
 
 
 def _with_servers(tx: Connection, hosts: Sequence[str]) -> list[str]:
-    """Return the hosts of the argument that have servers. Pending cleanups do not count."""
+    """Return the hosts of the argument that have servers or guests, sorted.
+
+    Guests that the host still has to remove do not count.
+    """
     if not hosts:
         return []
     placed = sa.select(guests.c.host).where(
@@ -341,7 +346,11 @@ def _hosts(tx: Connection, number: int) -> list[str]:
 
 
 def _notify_around(tx: Connection, number: int, verb: str) -> AbstractContextManager[None]:
-    """Return a context that notifies before and after a change of a locked aggregate."""
+    """Return a context that writes two notifications about a change in its block.
+
+    Their events are aggregate.VERB.start, with the aggregate before the change, and
+    aggregate.VERB.end. Neither is written if the block raises. The caller has locked the aggregate.
+    """
 
     def picture() -> Values | None:
         row = tx.execute(sa.select(aggregates).where(aggregates.c.id == number)).mappings().first()

@@ -39,7 +39,7 @@ Pair = tuple[str, str]
 def ask(
     tx: Connection, aggregate: AggregateRow, hosts: Sequence[str], images: Sequence[ImageRef]
 ) -> None:
-    """Request that these hosts of the aggregate cache these images, and notify of the start.
+    """Record that these hosts of the aggregate should cache these images, and notify of the start.
 
     A new request of an image replaces the host's earlier request of the same image. Without hosts
     or images, the end is notified at once.
@@ -64,12 +64,12 @@ def is_something_over(tx: Connection) -> bool:
 def settle(tx: Connection) -> list[FailedImage]:
     """Delete the rows of cached images, and the rows that are too old (``host_images.is_late``).
 
-    With notifications on, the row of a cached image stays until all images that the same request
-    demands of the host are cached or too old. Then a notice about the host is written, and after
-    the last host a notice about the end.
+    With notifications on, now and at the request, the row of a cached image stays until all images
+    that the same request demands of the host are cached or too old. Then a notice about the
+    host is written, and after the last host a notice about the end.
 
     Returns:
-        The deleted rows that were too old.
+        The deleted rows that were too old. The error of such a row is "" if the image is cached.
     """
     if notification_settings(tx) is None:
         tx.execute(sa.delete(table).where(_DONE))

@@ -250,7 +250,7 @@ def events(tx: Connection, action: str, after: int = 0) -> list[Event]:
 
 
 def stop(tx: Connection, action: str) -> HostAction:
-    """Set an open action to STOPPING, and return the action.
+    """Set an open action to STOPPING, and return the action. It may be STOPPING already.
 
     The conductor then begins no further move, and ends the action after the running moves.
 
@@ -323,8 +323,8 @@ def record(
         message: Outcome of an ended action.
 
     Returns:
-        False, and nothing is written, if another conductor has leased the action, or the action has
-        ended.
+        True, or False without a change if another conductor has leased the action, or the action
+        has ended.
     """
     row = tx.execute(
         sa.select(host_actions)

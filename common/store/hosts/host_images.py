@@ -65,10 +65,10 @@ def ask(
 
 
 def due(tx: Connection, limit: int) -> list[AskedImage]:
-    """Return up to ``limit`` requests that must be sent to hosts that are up, oldest first.
+    """Return up to ``limit`` requests that must be sent, oldest first.
 
     These are the requests of images that are not cached, and that were not sent lately
-    (``_is_due``).
+    (``_is_due``). Requests to hosts that are down or forced down are left out.
     """
     return list(tx.execute(_due(), {"most": limit}))
 

@@ -60,7 +60,7 @@ def invite(tx: Connection, host: str, address: str) -> int:
         address: The address for the host's certificate, or "".
 
     Raises:
-        Conflict: The host has joined already.
+        Conflict: The host has a key, and has registered already.
     """
     is_new = host_keys.ensure(tx, host)
     if not is_new and tx.scalar(sa.select(hosts.c.name).where(hosts.c.name == host)) is not None:
@@ -86,7 +86,7 @@ def invite(tx: Connection, host: str, address: str) -> int:
 
 
 def look(tx: Connection, host: str, generation: int) -> HostJoin:
-    """Return the state of the host's token for this generation of its keys.
+    """Return the host's token for this generation of its keys, which may be used or expired.
 
     Raises:
         NotFound: The token was replaced, or the host was removed or has other keys.
@@ -107,9 +107,10 @@ def look(tx: Connection, host: str, generation: int) -> HostJoin:
 
 
 def use(tx: Connection, host: str, generation: int, by: str) -> bool:
-    """Use the token for the machine with the public key ``by``. The machine may repeat the use.
+    """Record that the machine with the public key ``by`` uses the token, and return True.
 
-    Returns False if another machine has used the token, or the token has expired or was replaced.
+    The machine may repeat the use until the token expires. Return False if another machine has used
+    the token, the token has expired or was replaced, or the host was removed.
     """
     mine = sa.or_(host_joins.c.used_by == by, host_joins.c.used_by.is_(None))
     return bool(

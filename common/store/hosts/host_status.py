@@ -31,14 +31,14 @@ class HostState:
 
     @property
     def answers(self) -> bool:
-        """True if commands reach the agent."""
+        """True if the agent is up and the host is not forced down, so that commands reach it."""
         return self.up and not self.forced_down
 
 
 def host_states(tx: Connection, name: str | None = None) -> dict[str, HostState]:
-    """Return the status of all hosts by name, or only of the host ``name``.
+    """Return the status of all hosts with a compute service by name, or only of the host ``name``.
 
-    The result is empty if the host does not exist.
+    The result is empty if that host does not exist.
     """
     rows = services.list_all(tx, host=name, binary=Binary.COMPUTE)
     return {

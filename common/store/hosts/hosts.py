@@ -48,14 +48,15 @@ _SESSIONS_MOST = 2**53 - 2
 
 
 def register(tx: Connection, name: str, boot_id: str, inventory: HostInventory) -> tuple[int, bool]:
-    """Open a session of a host and store the host's inventory.
+    """Open a session of a new or known host, and store the host's inventory.
 
     Returns:
         The session, and True if the host was booted since its last registration. False at the first
         registration.
 
     Raises:
-        Conflict: An operator's resource provider in a tree has the name of the host.
+        Conflict: An operator's resource provider has the name of the host, and has a parent or
+            children.
     """
     opened = open_session(tx, name, boot_id, inventory)
     describe(tx, name, inventory)
@@ -67,7 +68,8 @@ def open_session(
 ) -> tuple[int, bool]:
     """Open a new session of the host, and end a fencing of the host.
 
-    No provider is locked, so the caller can lock servers before ``describe``, which must follow.
+    The rows of a new host and its compute service are inserted. No provider is locked, so the
+    caller can lock servers before ``describe``, which must follow.
 
     Returns:
         The session, and True if the host was booted since its last registration. False at the first
@@ -111,12 +113,13 @@ def is_newest(tx: Connection, name: str, session: int, number: int) -> bool:
 
 
 def describe(tx: Connection, name: str, inventory: HostInventory) -> None:
-    """Store the inventory of a registered host, and record a heartbeat.
+    """Store the inventory and traits of a registered host, and record a heartbeat.
 
     A host that was removed meanwhile is ignored, and must register again.
 
     Raises:
-        Conflict: An operator's resource provider in a tree has the name of the host.
+        Conflict: An operator's resource provider has the name of the host, and has a parent or
+            children.
     """
     if not tx.execute(
         sa.update(hosts).where(hosts.c.name == name).values(**_facts(inventory), updated_at=now())
@@ -165,8 +168,8 @@ def _name_hypervisor(tx: Connection, name: str, reported: str) -> None:
 
     The name of a host belongs to that host. Any other name belongs to the host that has it already,
     or to the oldest if several have it. If the name is refused, the hypervisor keeps its previous
-    name, or else gets the host's name. A changed refusal is logged.
-    ``reported`` "" means the host's name.
+    name, or else gets the host's name. A new refusal is logged. ``reported`` "" means the host's
+    name. If the hypervisor gets the host's name, other hypervisors lose this name (``_take_back``).
     """
     reported = reported or name
     rows = {
@@ -213,7 +216,7 @@ def _name_hypervisor(tx: Connection, name: str, reported: str) -> None:
 def _take_back(tx: Connection, name: str) -> None:
     """Rename the hypervisors of other hosts that have the name of this host, to their hosts' names.
 
-    They reported the name before this host existed.
+    They reported the name before this host existed. The name is recorded as refused for them.
     """
     tx.execute(
         sa.update(hosts)
@@ -223,12 +226,12 @@ def _take_back(tx: Connection, name: str) -> None:
 
 
 def note_guests(tx: Connection, name: str, server_ids: Iterable[str]) -> list[str]:
-    """Store which guests of this report of a host have no guest record.
+    """Store the servers whose guests a host reports without a guest record of that host.
 
     ``server_ids`` are the servers of all guests that the host has.
 
     Returns:
-        The servers of those guests that the previous call for this host did not store.
+        The servers stored now that the previous call for this host did not store.
     """
     reported = set(server_ids)
     known = (
@@ -260,7 +263,7 @@ def read_unclaimed(tx: Connection) -> list[tuple[str, str]]:
 
 
 def note_refusals(tx: Connection, refused: Mapping[str, int]) -> None:
-    """Add numbers of refused messages (host -> number) to the hosts' counters.
+    """Add numbers of refused messages (host -> number) to the hosts' counters, with the time.
 
     Unknown hosts are ignored.
     """
@@ -291,7 +294,7 @@ class RefusedHost(NamedTuple):
 
 
 def list_refused(tx: Connection, seconds: int) -> list[RefusedHost]:
-    """Return the hosts with messages refused in the last ``seconds``, or with a refused name."""
+    """Return hosts with messages refused in the last ``seconds``, or a refused hypervisor name."""
     since = now() - seconds * SECOND
     is_recent = hosts.c.refused_at >= since
     query = (

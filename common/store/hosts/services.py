@@ -36,7 +36,7 @@ FEW, MOST = 5, 0.8
 
 
 def enrol(tx: Connection, host: str, binary: str) -> None:
-    """Insert a service that is enabled, and a heartbeat row that is up, unless they exist."""
+    """Insert an enabled service, and a heartbeat row with ``up`` True, each only if missing."""
     if (
         tx.scalar(
             sa.select(services.c.id).where(services.c.host == host, services.c.binary == binary)
@@ -70,8 +70,9 @@ def _tell(tx: Connection, event: str, *which: sa.ColumnElement[bool]) -> None:
 def beat(tx: Connection, hosts: Iterable[str], binary: str) -> None:
     """Record heartbeats of the services ``binary`` on these hosts, in one statement.
 
-    More statements follow if a service was down, because schedulers must notice, or if a service
-    was deleted. A deleted host must register again, and other services are inserted again.
+    More statements follow if a service is down or has no heartbeat row. Services that are down
+    become up, and schedulers read their hosts again. Missing services are inserted again, except
+    nova-compute, whose host must register again.
     """
     names = sorted(set(hosts))
     if tx.execute(_BEAT, {"of_binary": binary, "names": names}).rowcount == len(names):
@@ -110,12 +111,12 @@ _LATE = sa.select(heartbeats.c.host, heartbeats.c.binary).where(
 
 
 def seen_at(tx: Connection, host: str, binary: str) -> int | None:
-    """Return the time of a service's last heartbeat in µs, or None if the service is unknown."""
+    """Return the time of a service's last heartbeat in µs, or None without a heartbeat row."""
     return tx.scalar(_SEEN_AT, {"host": host, "binary": binary})
 
 
 def _touch_providers(tx: Connection, hosts: Iterable[str]) -> None:
-    """Set ``changed_at`` of these hosts' providers, so that schedulers read them again."""
+    """Lock these hosts' providers, and set ``changed_at``, so that schedulers read them again."""
     found = tx.scalars(
         for_update(
             sa.select(providers.c.id)
@@ -135,12 +136,16 @@ class HostsHeard:
 
     @property
     def are_too_few(self) -> bool:
-        """True if the silence of a host proves nothing, because too many hosts are silent."""
+        """True if so many hosts are silent that the silence of a host proves nothing.
+
+        Of fewer than ``FEW`` hosts that are up, one recent heartbeat is enough. Otherwise the share
+        ``MOST`` of the hosts needs a recent heartbeat.
+        """
         return self.heard < 1 if self.known < FEW else self.heard < MOST * self.known
 
 
 def hosts_heard(tx: Connection, silence: int) -> HostsHeard:
-    """Count the compute hosts that are up, and how many of them reported in ``silence`` seconds."""
+    """Count the compute hosts that are up, and how many sent a heartbeat in ``silence`` seconds."""
     limit = now() - silence * SECOND
     heard, known = tx.execute(
         sa.select(
@@ -155,9 +160,10 @@ def judge(tx: Connection, silence: int) -> tuple[list[str], bool]:
     """Mark services as down after ``silence`` seconds without a heartbeat.
 
     Returns:
-        The silent compute hosts, and True if the result is doubtful. Each of these hosts is now
-        marked as down, unless its heartbeat came during this call. Doubtful means
-        ``HostsHeard.are_too_few``. Then the list is empty, and no compute host was changed.
+        The compute hosts that were up and are silent, and True if the result is doubtful. Each of
+        these hosts is now marked as down, unless its heartbeat came during this call. Doubtful
+        means that there are silent compute hosts, and ``HostsHeard.are_too_few``. Then the list is
+        empty, and only other services are marked.
     """
     late = list(tx.execute(_LATE, {"silence": silence * SECOND}))
     if not late:
@@ -217,7 +223,7 @@ def list_all(
 def show(
     tx: Connection, uuid: str | None = None, number: int | None = None
 ) -> HeardServiceRow | None:
-    """Return a service by its id ``number``, or by its uuid without ``number``.
+    """Return a service by its id ``number`` if given, or else by its uuid.
 
     The result is None if the service does not exist.
     """
@@ -229,9 +235,11 @@ def show(
 
 
 def remove(tx: Connection, row: ServiceRow) -> None:
-    """Delete the rows of a service and its heartbeat. A running service inserts them again.
+    """Delete the row of a service and its heartbeat row.
 
-    For a compute service, callers use ``views.host_removal``, which also deletes the host.
+    A running service inserts them again with its next heartbeat, and nova-compute when the host
+    registers again. For nova-compute, callers use ``views.host_removal``, which also deletes the
+    host.
     """
     _tell(tx, "service.delete", services.c.id == row.id)
     tx.execute(sa.delete(services).where(services.c.id == row.id))
@@ -257,7 +265,7 @@ def lock(tx: Connection, host: str) -> None:
 
 
 def fence(tx: Connection, host: str) -> None:
-    """Record that the fencing hook turned the host off.
+    """Record that the fencing hook turned the host off, and force the host down.
 
     The host is forced down until its agent registers again, or an admin changes that
     (``set_state``).
@@ -272,9 +280,10 @@ def fence(tx: Connection, host: str) -> None:
 
 
 def record_return(tx: Connection, host: str) -> None:
-    """End the fencing of a host that registers. A host stays forced down if an admin has done that.
+    """End the fencing of a host that registers, which is then no longer forced down.
 
-    The lock makes this wait for a fencing that is not committed yet.
+    A host that only an admin forced down stays forced down. The lock makes this wait for a fencing
+    that is not committed yet.
     """
     lock(tx, host)
     back = tx.execute(
@@ -317,11 +326,13 @@ def is_up(tx: Connection, host: str) -> bool:
 def set_state(tx: Connection, uuid: str, **changes: object) -> None:
     """Change ``disabled``, ``disabled_reason`` or ``forced_down`` of a service.
 
-    The provider of a compute host has the trait COMPUTE_STATUS_DISABLED afterwards if the service
-    is disabled. A request with ``forced_down`` ends a fencing, whatever the value.
+    The provider of a compute host has the trait COMPUTE_STATUS_DISABLED afterwards exactly if the
+    service is disabled. A change with ``forced_down`` also ends a fencing, whatever the value, so
+    that the next registration of the host does not change ``forced_down``.
 
     Raises:
         NotFound: No service has this uuid.
+        ValueError: ``changes`` contains another column.
     """
     unknown = set(changes) - {"disabled", "disabled_reason", "forced_down"}
     if unknown:

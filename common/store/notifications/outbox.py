@@ -88,8 +88,9 @@ _FAULTS = {ActionState.SUPERSEDED: "Superseded", ActionState.FAILED: "ActionFail
 def add(tx: Connection, notices: Sequence[Notice]) -> None:
     """Write notices with snapshots of their servers as of now, in at most three statements.
 
-    The caller calls this after its changes. Notices about a server without a row are left out, and
-    notices about the shutdown of a server without a host.
+    The caller calls this after its changes. A notice about another object contains the snapshot.
+    Notices about a server without a row are left out, and notices about the shutdown of a server
+    without a host. With notifications off, nothing is written.
     """
     settings = notification_settings(tx)
     if settings is None or not notices:
@@ -132,7 +133,8 @@ def add_begun(tx: Connection, rows: Iterable[Values], was: ServerState | None = 
     Args:
         tx: The transaction.
         rows: The columns of the new actions.
-        was: The server before the action, if ``rows`` has one row. None: write no instance.update.
+        was: The server before the action, if ``rows`` has one row. This adds instance.update if the
+            notifications contain task states. None: write no instance.update.
     """
     settings = notification_settings(tx)
     if settings is None:
@@ -191,7 +193,11 @@ def add_done(
     context: RequestContext,
     was: ServerState,
 ) -> None:
-    """Write the notices about an immediate action. ``was`` is the server before the action."""
+    """Write the notices about an immediate action, which this transaction has executed.
+
+    ``was`` is the server before the action. The notice is the action's own, or else
+    instance.update, unless such notices are off.
+    """
     settings = notification_settings(tx)
     if settings is None:
         return
@@ -285,7 +291,7 @@ def take(tx: Connection, owner: str, most: int) -> list[NotificationRow]:
     """Take or renew the lease of the sender, and return up to ``most`` rows, oldest first.
 
     Returns [] if another conductor has the lease, if no row waits, and in the very first call,
-    which creates the lease.
+    which only inserts the row of the lease.
     """
     free = sa.or_(leases.c.owner == owner, leases.c.until < now())
     mine = tx.execute(
@@ -313,7 +319,10 @@ def let_go(tx: Connection, owner: str) -> None:
 
 
 def trim(tx: Connection, most: int) -> int:
-    """Delete the oldest rows, so that at most ``most`` are left, and return the deleted number."""
+    """Delete the oldest rows, so that at most ``most`` are left, and return the deleted number.
+
+    Gaps in the ids count as rows, so fewer rows may be left.
+    """
     newest = tx.scalar(_NEWEST)
     if newest is None or newest <= most:
         return 0

@@ -47,9 +47,11 @@ def is_done(tx: Connection, periods: Periods) -> bool:
 
 
 def step(tx: Connection, periods: Periods) -> bool:
-    """Write the notices of up to ``AT_ONCE`` next servers by id.
+    """Write instance.exists for the next servers that ran in the period, at most ``AT_ONCE``.
 
-    A begun period is completed before the next.
+    Servers come in the order of their ids. The period is the last complete one, but a begun period
+    is completed first. A step reads at most ``LOOKED_AT`` servers, so a step may write nothing
+    although servers are left.
 
     Returns:
         True if servers of the period may be left. False after the last one, or if the last complete

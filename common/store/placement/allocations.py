@@ -147,7 +147,17 @@ class _Host:
         group: server_groups.Hard | None,
         name: str,
     ) -> str:
-        """Return why the request cannot have this host, or "". Set the request's ``assignment``."""
+        """Return why the request cannot have this host, or "".
+
+        If the request has ``hardware`` and nothing else prevents the claim, this also sets the
+        request's ``assignment``.
+
+        Args:
+            request: The request.
+            amounts: Resource class -> amount, without zeros.
+            group: The server group of the request with a hard policy, or None.
+            name: Name of this host.
+        """
         if self.left_out and not request.forced:
             return "builds fail there"
         if self.disabled and not request.forced and not request.stays(name):
@@ -181,7 +191,11 @@ class _Host:
         return ""
 
     def take(self, request: ClaimRequest, amounts: Mapping[str, int]) -> None:
-        """Subtract the amounts of the request, which has got this host, from the free amounts."""
+        """Account for a request that has got this host, so that later requests see the rest.
+
+        Subtract the amounts, or if the consumer stays on this host, only what it adds. Record the
+        ``assignment``, and set ``tried``. A host on trial is left out after an unforced request.
+        """
         has = request.has if request.stays(request.host) else {}
         for resource_class, amount in amounts.items():
             self.rooms[resource_class].free -= max(0, amount - has.get(resource_class, 0))
@@ -199,11 +213,12 @@ def claim(
 ) -> None:
     """Claim the first of the proposed hosts that still fits, for each request.
 
-    The results are attributes of the requests: ``host`` (None: no host fits), ``assignment``,
-    ``tried`` and ``refused``. The transaction locks only hosts that are the first choice of a
-    request, or that a request leaves. Other alternates are not considered. The caller gets new
-    proposals for the requests without a host. A request accounts for the earlier requests in the
-    list.
+    Consumers and allocations are inserted for the requests with a host. If the consumer leaves a
+    host, the migration gets the resources there. The results are attributes of the requests:
+    ``host`` (None: no host fits), ``assignment``, ``tried`` and ``refused``. The transaction locks
+    only hosts that are the first choice of a request, or that a request leaves. Other alternates
+    are not considered. The caller must get new proposals for the requests without a host. A request
+    accounts for the earlier requests in the list.
 
     Args:
         tx: The transaction.
@@ -285,8 +300,8 @@ def _move_old_resources(
     """Give the resources at the old host to the migration, and return the allocations to insert.
 
     If the server leaves the host, the migration becomes the consumer of the allocations there, and
-    the result is []. If the server stays, its old allocations are deleted, and the result is the
-    amount that a revert would need in addition.
+    the result is []. If the server stays, its old allocations are deleted, and the result contains
+    the migration's allocations: the amounts that a revert would need in addition.
     """
     assert request.leaves is not None
     if not request.stays(request.host):
@@ -325,7 +340,10 @@ def _first(
 def _hosts(
     tx: Connection, names: Sequence[str], failed_build_limit: FailedBuildLimit, with_parts: bool
 ) -> dict[str, _Host]:
-    """Lock these hosts and read their free resources."""
+    """Lock the providers of these hosts, and return host -> free resources and failed builds.
+
+    Hosts without a provider are left out. ``with_parts``: read CPUs, memory and devices too.
+    """
     locked = {}
     for row in _lock(tx, names):
         bad = 0 < failed_build_limit.failures <= row.failures
@@ -341,9 +359,10 @@ def _hosts(
 
 
 def _lock(tx: Connection, names: Sequence[str]) -> list[LockedProvider]:
-    """Lock the providers of these hosts in ascending order, and raise their generations.
+    """Lock the providers of these hosts in the order of their ids, and return the rows.
 
-    Hosts without a provider are left out.
+    This also raises the providers' generations and sets ``changed_at``. Hosts without a provider
+    are left out.
     """
     query = (
         sa.select(
@@ -362,7 +381,7 @@ def _lock(tx: Connection, names: Sequence[str]) -> list[LockedProvider]:
 
 
 def lock(tx: Connection, hosts: Sequence[str]) -> dict[str, int]:
-    """Lock the providers of these hosts in ascending order, and return their ids by host.
+    """Lock the providers of these hosts in the order of their ids, and return host -> id.
 
     This also raises the providers' generations and sets ``changed_at``. Hosts without a provider
     are left out.
@@ -374,7 +393,8 @@ def judge(tx: Connection, verdicts: Sequence[tuple[str, int]]) -> None:
     """Change the hosts' counts of failed builds in a row.
 
     Each verdict is (host, -1) for a failure, (host, 0) for a success, or (host, 1) to undo the
-    count of a failure. A success sets the count to 0.
+    count of a failure. A success sets the count to 0, whatever the host's other verdicts. The count
+    is never below 0. A failure also sets ``failed_at``, and a count of 0 clears ``failed_at``.
     """
     if not verdicts:
         return
@@ -399,7 +419,7 @@ def touch(tx: Connection, provider_ids: Iterable[int]) -> None:
 
 
 def _read_rooms(tx: Connection, locked: Mapping[int, _Host]) -> None:
-    """Read the free resources of locked providers, and whether they are disabled, in one statement.
+    """Set ``rooms`` and ``disabled`` of these locked hosts (by provider id), in one statement.
 
     Why a statement after the lock: the lock may have waited for the transaction that disabled the
     host.
@@ -444,8 +464,8 @@ def _read_rooms(tx: Connection, locked: Mapping[int, _Host]) -> None:
 def _parts(tx: Connection, names: Sequence[str]) -> dict[str, _Parts]:
     """Return the CPUs, memory and devices of hosts with the guests' assignments.
 
-    Assignments of pending cleanups are included. A host with a damaged record is left out, so that
-    no CPU or device is assigned twice.
+    Assignments of pending cleanups are included. A host with a damaged record is logged and left
+    out, so that no CPU or device is assigned twice.
     """
     rows = tx.execute(
         sa.select(hosts.c.name, hosts.c.numa_nodes, hosts.c.devices).where(hosts.c.name.in_(names))
@@ -477,7 +497,7 @@ def _parts(tx: Connection, names: Sequence[str]) -> dict[str, _Parts]:
 
 
 def _add_consumers(tx: Connection, holders: list[dict[str, str]]) -> None:
-    """Insert consumers. An existing consumer, with allocations on another host, stays unchanged."""
+    """Insert consumers with generation 0. An existing consumer stays unchanged."""
     insert_many(
         tx, consumers, [{"generation": 0, **row} for row in holders], "created_at", ignore=True
     )
@@ -493,9 +513,9 @@ def hand_over(tx: Connection, provider: int, holder: str, to: str) -> None:
 
 
 def hand_back(tx: Connection, migration: str, server: str, host: str) -> None:
-    """Move the allocations of an ended migration on a host to its server.
+    """Move the allocations of an ended migration on a host to the server.
 
-    The consumer of the migration is deleted.
+    The migration is deleted as a consumer.
     """
     provider = lock(tx, [host]).get(host)
     if provider is not None:
@@ -506,9 +526,10 @@ def hand_back(tx: Connection, migration: str, server: str, host: str) -> None:
 def stay(
     tx: Connection, migration: str, server: str, host: str, amounts: Mapping[str, int] | None = None
 ) -> None:
-    """Release the allocations of an ended migration whose server has stayed on the host.
+    """Delete the allocations of an ended migration whose server has stayed on the host.
 
-    With ``amounts`` the server then holds exactly these. None: its own allocations are unchanged.
+    The migration is deleted as a consumer. With ``amounts`` the server then holds exactly these on
+    the host. None: its own allocations are unchanged. A host without a provider is ignored.
     """
     provider = lock(tx, [host]).get(host)
     if provider is None:
@@ -539,9 +560,9 @@ def release(tx: Connection, placements: Sequence[tuple[str, str]]) -> None:
 
 
 def put(tx: Connection, holder: Mapping[str, str], host: str, amounts: Mapping[str, int]) -> None:
-    """Set the allocations of a consumer on a host, even if there is no room.
+    """Replace the allocations of a consumer on a host, even if there is no room.
 
-    Why: the consumer's guest exists on the host.
+    Why: the consumer's guest exists on the host. A missing consumer is inserted.
 
     Args:
         tx: The transaction.

@@ -16,7 +16,7 @@ from common.store.schema import allocations, consumers, providers
 
 
 def of_consumer(tx: Connection, consumer: str) -> list[ConsumerAllocation]:
-    """Return the allocations of a consumer by provider and resource class, in one statement.
+    """Return a consumer's allocations, sorted by provider and resource class, in one statement.
 
     The rows contain the provider's uuid and generation, and the consumer's columns. The list is
     empty for an unknown consumer.
@@ -46,7 +46,7 @@ def of_consumer(tx: Connection, consumer: str) -> list[ConsumerAllocation]:
 
 
 def of_provider(tx: Connection, provider_id: int) -> list[ProviderAllocation]:
-    """Return the allocations of a provider by consumer and resource class, in one statement."""
+    """Return a provider's allocations, sorted by consumer and resource class, in one statement."""
     return list(
         tx.execute(
             sa.select(
@@ -66,7 +66,7 @@ def of_provider(tx: Connection, provider_id: int) -> list[ProviderAllocation]:
 def totals(
     tx: Connection, project_id: str, user_id: str | None = None, kind: str | None = None
 ) -> list[Holding]:
-    """Return the usage of a project by type of consumer and resource class, in one statement.
+    """Return a project's usage per type of consumer and resource class, in one statement.
 
     ``user_id`` and ``kind`` (a type of consumer) restrict the consumers. None: all.
     """
@@ -87,7 +87,7 @@ def totals(
 def counts(
     tx: Connection, project_id: str, user_id: str | None = None, kind: str | None = None
 ) -> dict[str, int]:
-    """Return the number of a project's consumers with allocations by type, in one statement.
+    """Return type -> number of a project's consumers with allocations, in one statement.
 
     ``user_id`` and ``kind`` (a type of consumer) restrict the consumers. None: all.
     """

@@ -96,9 +96,10 @@ class GroupRow:
 
 
 def marks(tx: Connection, since: int) -> Marks:
-    """Return the database's time, and the marks of the changes since a time, in one statement.
+    """Return the database's time, the changed providers, and marks of all aggregates.
 
-    ``since`` is in µs, inclusive. The caller passes ``read_at`` as ``since`` in its next call.
+    These are the providers with a host that changed at ``since`` (µs) or later. The caller passes
+    ``read_at`` as ``since`` in its next call. This is one statement.
     """
     rows = tx.execute(_marks(), {"since": since}).all()
     head = rows[0]
@@ -136,7 +137,7 @@ def _marks() -> sa.Select[Any]:
 
 
 def ids(tx: Connection) -> list[int]:
-    """Return the ids of providers with a host."""
+    """Return the ids of all providers with a host."""
     return list(tx.scalars(sa.select(providers.c.id).where(providers.c.host.is_not(None))))
 
 
@@ -149,7 +150,8 @@ def count(tx: Connection) -> int:
 def read(tx: Connection, provider_ids: Collection[int], images: bool = False) -> HostRows:
     """Return all rows about the hosts of these providers, in one to four statements.
 
-    Assignments are read only if a guest has one, and ``images`` only on request.
+    Providers without a host are left out. Assignments are read only if a guest has one, and the
+    servers' images only with ``images``.
     """
     which = sa.and_(providers.c.id.in_(provider_ids), providers.c.host.is_not(None))
     found = tx.execute(_providers(which)).all()
@@ -285,7 +287,7 @@ def metrics(tx: Connection, since: int) -> Rows:
 
 
 def working(tx: Connection) -> dict[str, int]:
-    """Return the number of running commands that copy disks, by host. Other hosts are left out."""
+    """Return host -> number of running commands that copy disks. Other hosts are left out."""
     rows = tx.execute(
         sa.select(actions.c.host, sa.func.count())
         .where(
@@ -337,7 +339,8 @@ def groups(
 ) -> dict[str, GroupRow]:
     """Return server groups by id, with their numbers of servers by host.
 
-    The servers ``without`` do not count. Unknown groups are left out.
+    A server counts on each host with a guest record of the server, except pending cleanups. The
+    servers ``without`` do not count. Unknown groups are left out.
     """
     there = server_group_members.join(
         guests,
@@ -365,9 +368,9 @@ def groups(
 
 
 def places(tx: Connection, server_ids: Collection[str], project_id: str) -> dict[str, str]:
-    """Return server -> host for those of these servers that are in the project and on a host.
+    """Return server -> host of these servers, if they are in the project and on a host.
 
-    Only the first ``MOST_PLACES`` ids are read.
+    Deleted servers are left out. Only the first ``MOST_PLACES`` of the sorted ids are read.
     """
     wanted = sorted(server_ids)[:MOST_PLACES]
     rows = tx.execute(

@@ -65,7 +65,7 @@ def report(tx: Connection, provider_id: int, reported: Sequence[Reported]) -> No
     """Store the resource classes that the host of a locked provider reports.
 
     A class that the host no longer reports is removed unless it has allocations. Classes of an
-    operator stay, but a class that the host reports now becomes the host's.
+    operator stay, but a class that the host reports now becomes the host's. ``settle`` follows.
     """
     known = {
         row.resource_class: row
@@ -119,9 +119,9 @@ def report(tx: Connection, provider_id: int, reported: Sequence[Reported]) -> No
 def settle(tx: Connection, provider_ids: Iterable[int]) -> None:
     """Compute and store ``reserved`` and ``allocation_ratio`` of these providers' inventories.
 
-    The caller has locked the providers and raised their generations. If the capacity is now below
-    the usage, the usage is stored as ``excess``. ``kilonova doctor`` accepts that usage, because no
-    claim has exceeded the capacity at its time.
+    In an operator's class both stay as they are. The caller has locked the providers and raised
+    their generations. If the capacity is now below the usage, the usage is stored as ``excess``, or
+    else 0. ``kilonova doctor`` accepts a usage up to ``excess``.
     """
     wanted = sorted(set(provider_ids))
     if not wanted:
@@ -145,7 +145,7 @@ def settle(tx: Connection, provider_ids: Iterable[int]) -> None:
 
 
 def capacity(row: InventoryRow | JsonMapping) -> int:
-    """Return (total - reserved) * allocation_ratio in whole units, at most ``MOST``."""
+    """Return (total - reserved) * allocation_ratio without the fraction, at most ``MOST``."""
     values = row if isinstance(row, Mapping) else row._mapping
     return int(min((values["total"] - values["reserved"]) * values["allocation_ratio"], MOST))
 
@@ -249,13 +249,17 @@ def remove(tx: Connection, provider: ProviderRow, names: Sequence[str]) -> None:
 
 
 def _place(resource_class: str) -> tuple[int, str]:
-    """Return the sort key of a class: standard classes first, in their usual order."""
+    """Return the sort key of a class: standard classes first, in the order of the library."""
     known = os_resource_classes.STANDARDS
     return known.index(resource_class) if resource_class in known else len(known), resource_class
 
 
 def _by_hand(provider: ProviderRow, row: InventoryRow, values: JsonMapping) -> Values:
-    """Return the columns with an operator's overrides for a class that the host reports.
+    """Return the columns ``set_reserved`` and ``set_ratio`` that an operator's request changes.
+
+    The host reports this class. A missing value removes the override (None). A value that equals
+    the current value is left out. The result is never empty: without a change, ``set_reserved`` is
+    returned as it is.
 
     Raises:
         Conflict: A value other than ``reserved`` and ``allocation_ratio`` differs from the report.
@@ -287,7 +291,7 @@ def _settle_row(row: InventoryRow, ratio: float | None, used: int) -> Values:
 
 
 def _aggregate_ratios(tx: Connection, provider_ids: Sequence[int]) -> dict[tuple[int, str], float]:
-    """Return the smallest ratio of a host's aggregates by (provider id, resource class).
+    """Return (provider id, resource class) -> smallest ratio of the host's aggregates.
 
     Invalid ratios are ignored. Classes for which no aggregate sets a ratio are left out.
     """

@@ -246,7 +246,7 @@ def _below(tx: Connection, row: ProviderRow) -> set[str]:
 
 
 def delete(tx: Connection, uuid: str) -> None:
-    """Delete an operator's provider with its inventories, traits and places in aggregates.
+    """Delete an operator's provider with its inventories, traits and membership of aggregates.
 
     Raises:
         NotFound: The provider does not exist.

@@ -23,7 +23,7 @@ from common.store.schema import provider_traits, traits
 
 @functools.cache
 def standard() -> frozenset[str]:
-    """Return the names of os-traits, as a cached set."""
+    """Return the names of all traits of the library os-traits, as a cached set."""
     return frozenset(os_traits.get_traits())
 
 
@@ -32,7 +32,7 @@ def list_all(tx: Connection, associated: bool | None = None) -> list[str]:
 
     Args:
         tx: The transaction.
-        associated: True: only traits of a provider. False: only traits of no provider. None: all.
+        associated: True: only traits that a provider has. False: only the others. None: all.
     """
     used = set(tx.scalars(sa.select(provider_traits.c.trait).distinct()))
     if associated:
@@ -69,7 +69,9 @@ def unknown(tx: Connection, names: Iterable[str], lock: bool = False) -> list[st
 
 
 def show(tx: Connection, name: str) -> int | None:
-    """Return the creation time of a trait in µs, or None for a standard or reported trait.
+    """Return the creation time of a trait in µs, or None if no request created the trait.
+
+    These are standard traits, and traits that only hosts report.
 
     Raises:
         NotFound: The trait does not exist.

@@ -60,7 +60,7 @@ def begin(
     secrets: str | None = None,
     changes: Values | None = None,
 ) -> str:
-    """Let an action take the server, and return the action's id.
+    """Insert an action as the running action of the server, and return the action's id.
 
     A conductor then carries out the action. The server's fence is raised. If the action supersedes
     others, the running action is ended without its undo.
@@ -123,7 +123,7 @@ def begin(
 
 
 def is_begun(tx: Connection, action_id: str, server_id: str) -> bool:
-    """Return True if this action has taken the server.
+    """Return True if the action exists, which shows that ``begin`` was committed.
 
     Waits for another transaction that has locked the server, because that one may begin the action.
     """
@@ -177,7 +177,7 @@ def check(
 
     Raises:
         Locked, WrongState, Conflict: As in ``begin``.
-        Busy: As in ``begin``, but never for an immediate action.
+        Busy: As in ``begin``, but never for an immediate action, which no conductor carries out.
     """
     if row.locked and server.locked and not context.is_admin:
         raise errors.Locked(server_id)
@@ -212,7 +212,7 @@ def insert(tx: Connection, rows: Sequence[Values], was: ServerState | None = Non
     Args:
         tx: The transaction.
         rows: The columns of each action. Missing columns get defaults.
-        was: The server before the action, if ``rows`` has one row. None: write no instance.update.
+        was: The server before the action, if ``rows`` has one row. See ``outbox.add_begun``.
     """
     base = {
         "version": 1,
@@ -234,10 +234,11 @@ def insert(tx: Connection, rows: Sequence[Values], was: ServerState | None = Non
 
 
 def supersede(tx: Connection, action_id: str) -> None:
-    """End a running action without its undo. An action that has ended stays unchanged.
+    """End a running action as superseded, without its undo. An ended action stays unchanged.
 
-    The next action finds the remains by the server's guests. The lease stays, so that the next
-    action can see when the old conductor has finished (``busy_until``).
+    The action's secrets and user data are removed, and the notices of its failure are written. The
+    next action finds the remains by the guest records of the server. The lease stays, so that the
+    next action can see when the old conductor has finished (``busy_until``).
     """
     args = tx.scalar(sa.select(actions.c.args).where(actions.c.id == action_id))
     tx.execute(
@@ -257,10 +258,10 @@ def supersede(tx: Connection, action_id: str) -> None:
 
 
 def without_user_data(args: object) -> Values:
-    """Return the columns of an ended action whose arguments contain user data, without the data.
+    """Return the column ``args`` of an action that ends, without the server's earlier user data.
 
-    Returns {} if the arguments contain none. Why: if no key for secrets is configured, user data is
-    stored there in plain text.
+    Returns {} if the arguments contain no user data. Why: if no key for secrets is configured, user
+    data is stored there in plain text.
     """
     if not isinstance(args, dict) or "user_data" not in args.get("before", ()):
         return {}
@@ -280,8 +281,9 @@ def take(
 ) -> list[ActionRow]:
     """Lease up to ``limit`` due actions, and return their rows, the longest due first.
 
-    Actions that another transaction has locked are left out. The rows are from before the lease:
-    ``owner`` is the previous owner, or None if there was none or the lease was released.
+    Actions with a valid lease, or locked by another transaction, are left out. The rows are from
+    before the lease: ``owner`` is the previous owner, or None if there was none or ``let_go``
+    released the lease.
 
     Args:
         tx: The transaction.
@@ -459,9 +461,10 @@ def append(tx: Connection, rows: Sequence[Values]) -> None:
 def outstanding(
     tx: Connection, host: str, older_than: int, limit: int, known: Collection[CommandOf] = ()
 ) -> list[ActionRow]:
-    """Lock and return up to ``limit`` actions whose command is at this host, oldest command first.
+    """Lock and return up to ``limit`` actions that wait for a command at this host.
 
-    Actions locked by another transaction are left out.
+    The command that was sent earliest comes first. Actions locked by another transaction are left
+    out.
 
     Args:
         tx: The transaction.
@@ -506,7 +509,7 @@ def commands_on_dead_hosts(
     Args:
         tx: The transaction.
         abandoned: The (workflow, step) pairs whose commands are given up if the host is down.
-        silence: Seconds.
+        silence: Seconds, within which a heartbeat shows that a host answers undo commands.
         limit: Most actions to return.
     """
     values = {"most": limit, "silence": silence * SECOND}
@@ -605,7 +608,7 @@ def show_progress(
 
 
 def ended_of(tx: Connection, action_ids: Iterable[str]) -> dict[str, int]:
-    """Return server -> highest fence of those of these actions that have ended."""
+    """Return server -> highest fence of these actions, without actions that have not ended."""
     query = (
         sa.select(actions.c.server_id, sa.func.max(actions.c.fence).label("fence"))
         .where(actions.c.id.in_(sorted(set(action_ids))), actions.c.state.in_(ENDED))
@@ -701,7 +704,7 @@ def show(tx: Connection, server_id: str, request_id: str) -> ActionRow | None:
 
 
 def backup_fences(tx: Connection, server_id: str) -> dict[str, int]:
-    """Return the fence of each backup of a server by the id of the backup's image.
+    """Return image id -> fence of all backup actions of a server, in any state.
 
     A server's fence only grows, so the fences are the order of the backups.
     """

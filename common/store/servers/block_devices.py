@@ -41,7 +41,7 @@ def of_server(tx: Connection, server: ServerRow) -> list[BlockDeviceRow]:
 
 
 def change(tx: Connection, changes: Mapping[str, Values | None]) -> None:
-    """Write columns of rows: uuid -> column values, or None to delete the row.
+    """Change or delete the rows of volumes: uuid -> column values, or None to delete the row.
 
     The caller changes ``servers.volumes`` for deleted rows.
     """

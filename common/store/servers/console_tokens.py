@@ -55,7 +55,7 @@ _USABLE = sa.and_(
 
 
 def hash_token(token: str) -> str:
-    """Return the stored form of a token."""
+    """Return the stored form of a token or cookie: the SHA-256 in hexadecimal."""
     return hashlib.sha256(token.encode(errors="surrogateescape")).hexdigest()
 
 
@@ -76,7 +76,7 @@ def create(
     token of the user.
 
     Raises:
-        Conflict: The server has no guest.
+        Conflict: The server has no guest on its own host.
     """
     guest_row = tx.execute(
         sa.select(guests).where(guests.c.server_id == server_id, guests.c.wanted.in_(HERE))
@@ -122,7 +122,7 @@ def _remove(tx: Connection, query: sa.Select[Any]) -> None:
 
 
 def is_created(tx: Connection, token: str) -> bool:
-    """Return True if the new token is in the database, for ``is_there`` of ``Store.write``."""
+    """Return True if a new token exists and can be used, for ``is_there`` of ``Store.write``."""
     return find(tx, token) is not None
 
 
@@ -273,7 +273,10 @@ def sessions(tx: Connection) -> list[ConsoleTokenRow]:
 
 
 def revoke(tx: Connection, server_id: str | None) -> int:
-    """Delete all tokens and sessions of a server, or of all servers. Returns their number."""
+    """Delete all tokens of a server, or of all servers (None), and return the number of tokens.
+
+    This ends their sessions.
+    """
     delete_query = sa.delete(console_tokens)
     return int(
         tx.execute(

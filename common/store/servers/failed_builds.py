@@ -34,7 +34,10 @@ class FailedBuild(NamedTuple):
 
 
 def recent_failures(tx: Connection) -> list[FailedBuild]:
-    """Return the failed builds of the last hour, by host, and for each host most frequent first."""
+    """Return the numbers of failed builds in the last hour by host, image and message.
+
+    They are sorted by host, and for each host the most frequent comes first.
+    """
     count = sa.func.count()
     query = (
         sa.select(events.c.host, servers.c.image_id, events.c.message, count.label("builds"))

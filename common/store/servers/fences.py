@@ -64,7 +64,7 @@ def rise_above(tx: Connection, reported_fences: Mapping[str, int]) -> bool:
 
     A server with a higher or equal fence keeps its own. Pending cleanups of these servers with a
     fence up to the reported one get the server's fence, or for a server without a row the next
-    higher number.
+    higher number, and are sent again.
 
     Args:
         tx: The transaction.

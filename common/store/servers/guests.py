@@ -307,7 +307,7 @@ def fences_on(tx: Connection, host: str) -> dict[str, int]:
 
 
 def places(tx: Connection, server_id: str) -> list[GuestRow]:
-    """Return all guest records of a server by host, pending cleanups too.
+    """Return all guest records of a server, sorted by host, pending cleanups too.
 
     The caller has locked the server.
     """

@@ -33,15 +33,14 @@ def do(
     args: Values | None = None,
     project_id: str | None = None,
 ) -> None:
-    """Carry out an immediate action, and write it to the journal as done.
+    """Carry out an immediate action (lock, unlock, reset_state), and insert its row as done.
 
     ``project_id`` None means any project.
 
     Raises:
         NotFound: The server does not exist, or not in this project.
-        Locked: The server is locked, and the caller is no admin.
-        WrongState, Conflict: As in ``actions.begin``.
-        Forbidden: Only an admin can remove the lock.
+        Locked, WrongState, Conflict: As in ``actions.check``, if ``row`` has such a condition.
+        Forbidden: As in ``_unlock``.
     """
     assert row.immediate is not None
     server = actions.take_lock(tx, server_id, project_id)
@@ -62,7 +61,7 @@ def note(
     context: RequestContext,
     args: Values,
 ) -> None:
-    """Write a completed action to the journal. ``found`` is the locked row of the server."""
+    """Insert the row of a completed action. ``found`` is the locked row of the server."""
     tx.execute(
         sa.insert(actions_table).values(created_at=now(), updated_at=now(), finished_at=now()),
         {
@@ -87,8 +86,8 @@ def _lock(
 ) -> Values:
     """Return the columns that lock the server, as Nova does.
 
-    A user of the server's project does not change an existing lock, so the result is {}. An admin
-    of another project takes over the lock.
+    A caller of the server's project does not change an existing lock, so the result is {}. A caller
+    of another project, an admin, takes over the lock. Without a new reason the old reason stays.
     """
     is_owner = context.project_id == server.project_id
     if server.locked and is_owner:
@@ -104,8 +103,8 @@ def _unlock(
     """Return the columns that unlock the server.
 
     Raises:
-        Forbidden: An admin has locked the server, and the caller is of the server's project and has
-            no permission of policy (``override`` in ``args``).
+        Forbidden: An admin of another project has locked the server, the caller is of the server's
+            project, and ``args`` has no ``override`` (a permission by policy).
     """
     is_owner = context.project_id == server.project_id
     if server.locked_by == ADMIN and is_owner and not args.get("override"):
@@ -119,9 +118,10 @@ def _unlock(
 def _reset_state(
     tx: Connection, server_id: str, server: ServerState, context: RequestContext, args: Values
 ) -> Values:
-    """Return the columns for the vm_state that an admin requests: ACTIVE, or else ERROR.
+    """End the server's running action and open migration, and return the columns to reset.
 
-    The running action is ended without its undo, and an open migration is ended.
+    The action ends without its undo. The vm_state becomes ACTIVE if ``state`` in ``args`` is
+    ACTIVE, else ERROR. The fence is raised.
     """
     if server.action:
         actions.supersede(tx, server.action)

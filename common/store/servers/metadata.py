@@ -72,21 +72,25 @@ _WITH_MOVE = servers.outerjoin(
 
 
 def facts(tx: Connection, server_id: str) -> ServerFacts | None:
-    """Return the data for the guest's metadata with JSON parsed, or None for a deleted server."""
+    """Return the data for a guest's metadata, or None if the server is deleted or unknown.
+
+    JSON columns are parsed.
+    """
     return tx.execute(_of_server(_FACTS, server_id)).first()
 
 
 def version(tx: Connection, server_id: str) -> Version | None:
     """Return the present version of the data for a guest's metadata.
 
-    Returns None if the server is deleted.
+    A change of the data or of the server's hosts changes the version. Returns None if the server is
+    deleted or unknown.
     """
     row = tx.execute(_of_server(_VERSION, server_id)).first()
     return None if row is None else tuple(row)
 
 
 def version_of(server: ServerFacts) -> Version:
-    """Return the version of the data that ``facts`` has returned earlier."""
+    """Return the version of a result of ``facts``, to compare with ``version``."""
     return tuple(getattr(server, column.name) for column in _VERSION)
 
 
@@ -118,7 +122,7 @@ def boot_roles(tx: Connection, server_id: str) -> list[str]:
 def post_password(tx: Connection, server_id: str, password: str) -> bool:
     """Store the guest's password, which the guest has encrypted, and return True.
 
-    Returns False if the server has a password already, or is deleted.
+    Returns False if the server has a password already, is deleted, or does not exist.
     """
     return bool(
         tx.execute(

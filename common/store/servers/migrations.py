@@ -67,9 +67,10 @@ def begin(
 ) -> str:
     """Let an action that moves the server take it, open the migration, and return the action's id.
 
-    The action's arguments get ``migration`` (the uuid), ``source``, ``was``, ``old_flavor`` and
-    ``new_flavor``. If the server has an open migration, that migration ends with the status error,
-    and the new action must undo the remains. ``new_flavor`` None: the flavor stays.
+    The action's arguments get ``migration`` (the uuid), ``source``, ``was`` (the vm_state),
+    ``old_flavor`` and ``new_flavor``. If the server has an open migration, that migration ends with
+    the status error, and the new action must undo the remains. ``new_flavor`` None: the flavor
+    stays. The other parameters are as in ``actions.begin``.
 
     Raises:
         NotFound, Locked, WrongState, Busy: As in ``actions.begin``.
@@ -229,7 +230,7 @@ def abandon(tx: Connection, server_id: str, fence: int) -> None:
 
 
 def share_files(tx: Connection, first: str, second: str) -> bool:
-    """Return True if both hosts report shared storage, and report the same."""
+    """Return True if both hosts report the same shared storage."""
     storages = {
         row.name: (row.facts or {}).get("storage")
         for row in tx.execute(
@@ -268,7 +269,7 @@ def _unbind_elsewhere(tx: Connection, move: MigrationRow, server_id: str) -> Non
 def end_open(tx: Connection, server_ids: Sequence[str], status: MigrationStatus) -> None:
     """Set this status for the open migrations of these servers, because another action took them.
 
-    The allocations of moves within one host are released.
+    Of a move within one host, the allocations that the migration holds are released.
     """
     for move in open_of(tx, server_ids).values():
         if move.source_host is not None and move.dest_host == move.source_host:
@@ -306,11 +307,11 @@ def store_progress(tx: Connection, numbers: Mapping[tuple[str, str], Mapping[str
 def request_control(
     tx: Connection, uuid: str, control: Control, statuses: Iterable[MigrationStatus]
 ) -> bool:
-    """Request an abort or a forced completion of a live migration, and return True.
+    """Store the request to abort or complete a live migration, and return True.
 
     The source gets the request with each exchange until the migration ends. A later request
     replaces an earlier request. If the status of the migration is not in ``statuses``, nothing is
-    requested, and the result is False.
+    stored, and the result is False.
     """
     return bool(
         tx.execute(
@@ -322,7 +323,7 @@ def request_control(
 
 
 def requested_controls(tx: Connection, host: str) -> list[RequestedControl]:
-    """Return the requested aborts and completions of running live migrations from this host."""
+    """Return the requested aborts and completions of live migrations in progress from this host."""
     return list(tx.execute(_REQUESTED, {"source": host}))
 
 
@@ -334,9 +335,9 @@ _REQUESTED = sa.select(migrations.c.action_id, migrations.c.requested_control).w
 
 
 def complete_evacuations(tx: Connection, server_ids: Iterable[str]) -> None:
-    """Set evacuations of these servers from DONE to COMPLETED if the source has no guest any more.
+    """Set evacuations of these servers from DONE to COMPLETED if the source has no guest record.
 
-    The guest record at the source exists until the source has confirmed the removal.
+    The record exists while the source still has to remove the guest.
     """
     owing = sa.select(guests_table.c.server_id).where(
         guests_table.c.server_id == migrations.c.server_id,
@@ -359,8 +360,8 @@ def reading_from_the_dead(
 ) -> list[ReadingActionRow]:
     """Return up to ``limit`` actions whose command reads files from a source that is forced down.
 
-    These are waiting actions of moves at one of these steps (workflow, step). The rows have the
-    action's columns and ``source``, the host's name.
+    These are actions of moves that wait for a command at one of these steps (workflow, step), and
+    are not being undone. The rows have the action's columns and ``source``, the host's name.
     """
     return list(tx.execute(_reading(tuple(steps)), {"most": limit}))
 
@@ -497,7 +498,7 @@ def page(
 
 
 def in_progress(tx: Connection, server_id: str) -> list[ShownMigrationRow]:
-    """Return the running live migrations and evacuations of a server, oldest first.
+    """Return the live migrations and evacuations of a server that are in progress, oldest first.
 
     GET /servers/{id}/migrations shows these.
     """
@@ -522,7 +523,10 @@ def show(tx: Connection, server_id: str, number: int) -> ShownMigrationRow | Non
 
 
 def open_of(tx: Connection, server_ids: Iterable[str]) -> dict[str, MigrationRow]:
-    """Return the open migration of each of these servers that has one."""
+    """Return server id -> open migration: in progress, or finished and not confirmed or reverted.
+
+    Servers without an open migration are left out.
+    """
     return {
         row.server_id: row
         for row in tx.execute(

@@ -151,7 +151,9 @@ class ServerFilters:
 def page(
     tx: Connection, filters: ServerFilters, heavy: bool = False, names_only: bool = False
 ) -> list[ServerRecord]:
-    """Return one page of servers, newest first after the requested order.
+    """Return one page of servers in the requested order, then newest first.
+
+    JSON columns are text.
 
     Args:
         tx: The transaction.
@@ -187,7 +189,7 @@ def page(
 
 
 def _order(sort: Sequence[tuple[str, bool]]) -> list[SortOrder]:
-    """Return the requested sort keys that exist, then created_at and id, both descending."""
+    """Return the requested sort keys that exist, then created_at and id descending if missing."""
     keys = [SortOrder(COLUMNS[name], descending) for name, descending in sort if name in COLUMNS]
     seen = {key.column.key for key in keys}
     keys += [SortOrder(column, True) for column in (C.created_at, C.id) if column.key not in seen]
@@ -226,8 +228,11 @@ def _state(vm_state: str, tasks: Sequence[str], not_tasks: Sequence[str]) -> sa.
 def _filter(name: str, value: Any) -> sa.ColumnElement[bool]:
     """Return the condition of a filter, by the type of the column. Unknown names match no server.
 
+    Of a list, any value must be equal. Text columns in ``_WHOLE`` must equal the value. Other text
+    columns must contain the value, or match it as a regular expression.
+
     Raises:
-        BadRequest: The value is not a number, or not a regular expression, but must be.
+        BadRequest: The value is no number for a number column, or no valid regular expression.
     """
     if name in _ADDRESSES:
         return _match_address(name, str(value))
@@ -253,7 +258,8 @@ def _match_address(name: str, text: str) -> sa.ColumnElement[bool]:
     """Return the condition that a fixed address of this IP version contains the text.
 
     ``^`` and ``$`` match the ends of the address, and ``.*`` any part. A text with characters that
-    such an address cannot have matches no server.
+    such an address cannot have matches no server. ``ip6`` also finds the text in an IPv4 address if
+    the server has an IPv6 address too.
     """
     digits = _ADDRESSES[name]
     whole = re.fullmatch(r"(\^?)(.*?)(\$?)", text.lower().replace("\\.", "."), re.DOTALL)
@@ -284,7 +290,7 @@ def _is_pattern(text: str) -> bool:
 
 
 def _match_tags(kind: str, tags: Sequence[str]) -> sa.ColumnElement[bool]:
-    """Return the condition of one of the API's tag filters. Tags match as JSON strings."""
+    """Return the condition of a tag filter: tags, tags-any, not-tags or not-tags-any."""
     text = sa.type_coerce(C.tags, sa.Text)
     each = [holds(text, json.dumps(tag, ensure_ascii=False)) for tag in tags]
     conditions: dict[str, sa.ColumnElement[bool]] = {
@@ -299,7 +305,7 @@ def _match_tags(kind: str, tags: Sequence[str]) -> sa.ColumnElement[bool]:
 def show(
     tx: Connection, server_id: str, project_id: str | None = None, deleted: bool = False
 ) -> ServerRecord:
-    """Return a server.
+    """Return a server with all columns. JSON columns are text.
 
     Args:
         tx: The transaction.
@@ -308,7 +314,8 @@ def show(
         deleted: Return deleted servers too.
 
     Raises:
-        NotFound: The server does not exist, is in another project, or is deleted.
+        NotFound: The server does not exist, is in another project, or is deleted and ``deleted`` is
+            False.
     """
     query = sa.select(*_ALL_COLUMNS).where(C.id == server_id)
     if project_id is not None:
@@ -332,19 +339,20 @@ def writable_columns(row: ServerRecord, names: Iterable[str]) -> Values:
 
 
 def insert(tx: Connection, rows: list[Values]) -> None:
-    """Insert new servers. All rows have the same columns, with all that have no default."""
+    """Insert new servers. All rows have the same columns, and each column without a default."""
     insert_many(tx, servers, rows, "created_at", "updated_at")
 
 
 def is_there(tx: Connection, server_id: str) -> bool:
-    """Return True if a server with this id exists or existed."""
+    """Return True if a row with this server id exists, even if the server is deleted."""
     return tx.scalar(sa.select(C.id).where(C.id == server_id)) is not None
 
 
 def update(tx: Connection, server_id: str, values: Values) -> None:
-    """Change columns that no action guards. A deleted server stays unchanged.
+    """Write columns of a server, and ``updated_at``. A deleted server stays unchanged.
 
-    With notifications on, ``values`` with name or tags causes a notice instance.update.
+    The columns are not checked against a running action. With notifications on, ``values`` with
+    name or tags causes a notice instance.update.
     """
     is_notified = notification_settings(tx) is not None and not _SHOWN.isdisjoint(values)
     before = (
@@ -419,7 +427,7 @@ class HostFacts:
 
 
 def host_facts(tx: Connection, names: Iterable[str]) -> dict[str, HostFacts]:
-    """Return the facts of these hosts by name, in one query. Unknown hosts are left out."""
+    """Return hypervisor hostname and API status of these hosts by name, without unknown hosts."""
     query = (
         sa.select(
             hosts.c.name,
@@ -487,7 +495,7 @@ def flavors_on(tx: Connection, host: str) -> list[FlavorCount]:
 def idempotent(
     tx: Connection, project_id: str, keys: Sequence[str]
 ) -> dict[str, IdempotencyKeyRow]:
-    """Return the rows of those of these Idempotency-Keys that the project has used, by key."""
+    """Return Idempotency-Key -> row. Keys that the project has not used are left out."""
     names = {_stored_key(key): key for key in keys}
     query = sa.select(idempotency_keys).where(
         idempotency_keys.c.project_id == project_id, idempotency_keys.c.key.in_(sorted(names))

@@ -86,6 +86,8 @@ def attach(
 ) -> str:
     """Let the action that attaches a share take the server, and return the action's id.
 
+    The share's new mapping has the status ATTACHING.
+
     Args:
         tx: The transaction.
         row: The row of the action in the table of actions.
@@ -161,8 +163,8 @@ def detach(
 ) -> str:
     """Let the action that detaches a share take the server, and return the action's id.
 
-    The action's argument ``share`` is the mapping (``as_args``), with its previous status as
-    ``was``.
+    The mapping's status becomes DETACHING. The action's argument ``share`` is the mapping
+    (``as_args``), with the previous status as ``was``.
 
     Raises:
         NotFound: The server does not exist, or does not have the share.
@@ -184,7 +186,7 @@ def detach(
 
 
 def as_args(mapping: ShareMappingRow) -> dict[str, str]:
-    """Return a mapping as ``share`` in the arguments of actions and commands."""
+    """Return the columns of a mapping that actions and commands have as argument ``share``."""
     return {
         name: getattr(mapping, name)
         for name in ("uuid", "share_id", "tag", "protocol", "export_location", "access_to")
@@ -222,7 +224,10 @@ def remove(tx: Connection, uuids: Sequence[str]) -> None:
 
 
 def is_used(tx: Connection, share_id: str, access_to: str) -> bool:
-    """Return True if a server needs the access rule of this share for this host's address."""
+    """Return True if a server needs the access rule of this share for this host's address.
+
+    These are servers with a mapping in one of the statuses ``USING``.
+    """
     return (
         tx.scalar(
             sa.select(table.c.uuid)

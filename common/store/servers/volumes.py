@@ -45,7 +45,7 @@ class WantedVolume:
 
 
 def list_of(tx: Connection, server_id: str) -> list[BlockDeviceRow]:
-    """Return the rows of a server's volumes: by boot index, then the others, oldest first."""
+    """Return the rows of a server's volumes, by boot index. Rows without are last, oldest first."""
     return of_some(tx, [server_id]).get(server_id, [])
 
 
@@ -68,7 +68,7 @@ def of_some(tx: Connection, server_ids: Iterable[str]) -> dict[str, list[BlockDe
 
 
 def of_volume(tx: Connection, volume_id: str) -> list[BlockDeviceRow]:
-    """Return the rows of all servers with this volume, oldest first."""
+    """Return the rows of a volume, a row for each server that has the volume, oldest first."""
     return list(
         tx.execute(
             sa.select(table).where(table.c.volume_id == volume_id).order_by(table.c.created_at)
@@ -113,8 +113,9 @@ def attach(
 ) -> str:
     """Let the action that attaches a volume take the server, and return the action's id.
 
-    The new row gets the first free device name of the bus. The action's arguments are
-    ``block_device`` (the row's uuid) and ``volume_id``.
+    The volume's new row gets the first free device name of the bus, and the status ATTACHING, or
+    RESERVED if the server has no host. The action's arguments are ``block_device`` (the row's uuid)
+    and ``volume_id``.
 
     Raises:
         NotFound, Locked, WrongState, Busy, Conflict: As in ``actions.begin``.
@@ -202,8 +203,8 @@ def detach(
 ) -> str:
     """Let the action that detaches a volume take the server, and return the action's id.
 
-    The action's arguments are ``block_device`` (the row's uuid), ``volume_id`` and ``before``, the
-    previous status.
+    The status of the volume's row becomes DETACHING. The action's arguments are ``block_device``
+    (the row's uuid), ``volume_id`` and ``before``, the previous status.
 
     Raises:
         NotFound: The server does not exist, or does not have the volume.
@@ -370,7 +371,7 @@ def put(tx: Connection, uuids: Sequence[str], status: BlockDeviceStatus) -> None
 
 
 def set_values(tx: Connection, uuids: Sequence[str], **values: object) -> int:
-    """Change columns of the rows with these uuids, and return the number of existing rows."""
+    """Change columns of the rows with these uuids, and return the number of rows that exist."""
     return tx.execute(
         sa.update(table).where(table.c.uuid.in_(uuids)).values(**values, updated_at=now())
     ).rowcount

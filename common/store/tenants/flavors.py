@@ -64,8 +64,8 @@ def page(
         is_public: Only public (True) or private flavors (False). None: both.
         min_ram: Only flavors with at least this memory, in MiB.
         min_disk: Only flavors with at least this root disk, in GiB.
-        name: Regular expression for the name. None: any name.
-        sort_key: The column that sorts the list.
+        name: Regular expression that matches anywhere in the name. None: any name.
+        sort_key: A key of ``SORT_KEYS``.
         descending: Reverse the order.
         marker: The flavorid after which the page starts.
         limit: Most flavors to return.
@@ -190,7 +190,7 @@ def set_extra_specs(
 
 
 def no_extra_spec(flavorid: str, key: str) -> errors.NotFound:
-    """Return the 404 error for a missing extra spec."""
+    """Return the 404 error for a missing extra spec. The caller raises the error."""
     return errors.NotFound(f"Flavor {flavorid} has no extra specs with key {key}.")
 
 

@@ -23,7 +23,9 @@ is_made = is_there(keypairs)
 def page(
     tx: Connection, user_id: str, marker: str | None = None, limit: int | None = None
 ) -> list[KeypairRow]:
-    """Return up to ``limit`` (None: all) of the user's key pairs by name, after ``marker``.
+    """Return up to ``limit`` (None: all) of the user's key pairs after the name ``marker``.
+
+    The key pairs are sorted by name.
 
     Raises:
         BadRequest: The marker is not the name of a key pair of the user.

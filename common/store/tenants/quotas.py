@@ -55,7 +55,10 @@ class Numbers(Protocol):
         """Return True if users in the project may have limits of their own."""
 
     def of(self, resource: str, user_id: str = "") -> int:
-        """Return the limit of a user in the project, or of the project for "". -1: no limit."""
+        """Return the limit of a user in the project, or of the project for "". -1: no limit.
+
+        A user without a limit of their own has the limit of the project.
+        """
 
     def has_own(self, user_id: str, resource: str) -> bool:
         """Return True if the user has a limit of their own, next to the project's limit."""
@@ -67,7 +70,10 @@ class Numbers(Protocol):
         """Return resource -> amount for servers of this size, named as in ``read_usage``."""
 
     def read_usage(self, tx: Connection, project_id: str) -> Mapping[str, Mapping[str, int]]:
-        """Return the usage of the project (key "") and of each user with limits, by resource."""
+        """Return user id -> usage by resource, and the usage of the project under "".
+
+        Users are left out if they have no servers, or if ``by_user`` is False.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +112,7 @@ class QuotaLimits:
         return {"instances": size.servers, "cores": size.vcpus, "ram": size.memory_mb}
 
     def read_usage(self, tx: Connection, project_id: str) -> dict[str, dict[str, int]]:
-        """Return the usage by user, and of the project under ""."""
+        """Return user id -> usage by resource, and the usage of the project under ""."""
         return {
             user: {name: getattr(found, name) for name in COUNTED}
             for user, found in usage(tx, project_id).items()
@@ -224,7 +230,8 @@ def usage(tx: Connection, project_id: str) -> dict[str, Usage]:
 def count_resources(tx: Connection, project_id: str) -> Counter[str]:
     """Return the number of the project's servers (key "") and their resources by class.
 
-    A server with an open resize counts with the larger amount of both flavors in each class.
+    A server with an open migration counts with the larger amount of both flavors in each class. A
+    damaged flavor or image counts by the server's columns of CPUs, memory and disk.
     """
     mine = sa.and_(servers.c.project_id == project_id, servers.c.deleted == 0)
     moving: dict[str, set[str]] = {}

@@ -156,7 +156,7 @@ def hard(
 
 
 def lock_hard(tx: Connection, groups: Iterable[str]) -> dict[str, Hard]:
-    """Lock those of these groups with a hard policy, in ascending order, and return them by id.
+    """Lock the groups with a hard policy among these, and return them by id, as ``hard``.
 
     Other claims for servers of the groups wait. Without groups there is no statement.
     """
@@ -172,7 +172,7 @@ def join(tx: Connection, rows: list[dict[str, str]]) -> None:
 
 
 def _tell(tx: Connection, event: str, groups: Iterable[str]) -> None:
-    """Write a notice for each of these groups with its members."""
+    """Write a notice for each existing group with its members, if notifications are on."""
     if notification_settings(tx) is None:
         return
     there = members(tx, groups)

@@ -81,7 +81,7 @@ def of_servers(
         limit: Most servers to read. None: all.
 
     Raises:
-        BadRequest: The marker is not the id of a server.
+        BadRequest: The marker is not the id of a server. Raised when iteration starts.
     """
     query = (
         sa.select(C.project_id, C.flavor, C.id, C.name, C.vm_state, C.launched_at, C.terminated_at)

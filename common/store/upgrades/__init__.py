@@ -24,6 +24,9 @@ def upgrade(store: Store) -> tuple[str | None, str]:
     Returns:
         The version before (None: no version), and the newest version. If both are the same, the
         database was not changed.
+
+    Raises:
+        alembic.util.CommandError: The database is newer than this code.
     """
     from alembic import command
     from alembic.config import Config

@@ -278,12 +278,13 @@ def begin(
         server_id: Id of the server.
         kind: Type of the migration.
         vm_state: The server's state for which the move was planned.
-        context: The request.
+        context: The caller's request.
         args: Arguments of the action.
 
     Raises:
-        Conflict: The server has another host or another vm_state by now.
-        NotFound, Locked, WrongState, Busy, Conflict: As in ``migrations.begin``.
+        NotFound, Locked, WrongState, Busy: As in ``migrations.begin``.
+        Conflict: As in ``migrations.begin``. Also, the server has another host or another vm_state
+            by now.
     """
     found = actions.take_lock(tx, server_id, None)
     if tx.scalar(sa.select(servers.c.host).where(servers.c.id == server_id)) != host:
@@ -308,7 +309,7 @@ def live_migration_capable(tx: Connection) -> set[str]:
 
 
 def removals(tx: Connection, host: str | None = None) -> list[PendingRemoval]:
-    """Return the pending cleanups of all hosts, or of this host, oldest first.
+    """Return the pending cleanups of guests on all hosts, or on this host, oldest first.
 
     A host that is up removes the guests within seconds.
     """

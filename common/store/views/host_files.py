@@ -37,7 +37,9 @@ class StrayFiles:
 def note(
     tx: Connection, host: str, server_ids: Iterable[str], between: Sequence[str] | None = None
 ) -> list[str]:
-    """Store the servers of which a host reports files without a guest.
+    """Replace the stored servers of which a host reports files without a guest.
+
+    Of a page, only servers with unexplained files are stored, and other pages stay.
 
     Args:
         tx: The transaction.
@@ -64,7 +66,10 @@ def note(
 
 
 def _outside(before: Iterable[str], after: str, through: str) -> list[str]:
-    """Return the servers of stored files outside of the page from ``after`` to ``through``."""
+    """Return the servers of stored files that are not after ``after`` and up to ``through``.
+
+    ``through`` is "" at the end.
+    """
     files = (one.removeprefix(FILES) for one in before if one.startswith(FILES))
     return [one for one in files if one <= after or (through and one > through)]
 
@@ -83,7 +88,11 @@ _REPORTED = sa.select(hosts.c.name, hosts.c.unclaimed).where(hosts.c.unclaimed.i
 
 
 def stray(tx: Connection, found: Iterable[tuple[str, str]]) -> list[StrayFiles]:
-    """Return the files that are unexplained now, of these (server, host) pairs, sorted."""
+    """Return the files that are unexplained now, of these (server, host) pairs, sorted.
+
+    Files are explained by a guest record on the host or on a host with the same storage, or by a
+    running action of the server.
+    """
     pairs = sorted(set(found))
     if not pairs:
         return []

@@ -536,19 +536,24 @@ class LibvirtDriver(VolumeVerbs):
         """Wait until libvirtd answers, and raise VerbFailed unless the guest is active.
 
         Verbs that must run at most once call this first, and then call libvirt without ``_retry``.
+
+        Raises:
+            VerbFailed: The guest is off or does not exist, or the id is not a UUID.
+            NoAnswer: libvirtd did not answer within ``libvirt_timeout`` seconds.
         """
         self._guests.folder(server)
         self._retry(QUIET, lambda: power.find_active(self._libvirt, server))
 
     def _retry(self, context: VerbContext, work: Callable[[], Answer]) -> Answer:
-        """Call ``work`` until libvirtd answers, and return the result.
+        """Call ``work`` until it does not raise NoAnswer, and return the result.
 
         ``work`` must check the present state first, because a call without an answer may have
         succeeded.
 
         Raises:
-            NoAnswer: libvirtd did not answer within ``libvirt_timeout`` seconds.
-            Cancelled: The verb was cancelled while libvirtd did not answer.
+            NoAnswer: ``work`` still raises NoAnswer ``libvirt_timeout`` seconds after the first
+                call.
+            Cancelled: The verb was cancelled, and ``work`` raised NoAnswer.
         """
         deadline = time.monotonic() + self._libvirt_timeout
         while True:

@@ -24,7 +24,7 @@ def read_in_background(
 ) -> Generator[Item, None, None]:
     """Call ``read()`` in a thread, yield its items in order, and raise its exceptions.
 
-    If the caller closes the generator early, the thread ends at the next item.
+    If the generator is closed early or the verb cancelled, the thread ends at the next item.
 
     Args:
         name: Name of the thread.
@@ -71,7 +71,7 @@ def _put(
     item: tuple[Item] | Exception | None,
     has_ended: threading.Event,
 ) -> bool:
-    """Put the item into the queue. Return False if ``has_ended`` is set before there is room."""
+    """Wait for room and put the item into the queue. Return False if ``has_ended`` is set first."""
     while not has_ended.is_set():
         try:
             box.put(item, timeout=LOOK_SECONDS)

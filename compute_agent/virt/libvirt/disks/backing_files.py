@@ -56,7 +56,7 @@ def content_name(image: ImageRef) -> str:
 def image_of(name: str) -> ImageRef | None:
     """Return format and checksum from the name of a backing file or cached image.
 
-    The result has no image id. None if the name contains no checksum.
+    The result has no image id. None if the name contains no valid ``content_name``.
     """
     match = CONTENT.fullmatch(name.rpartition("base.")[2])
     if match is None:
@@ -93,8 +93,7 @@ def same_content(one: ImageRef, other: ImageRef) -> bool:
 def verify(base: Path, context: VerbContext) -> None:
     """Check that the content of a backing file has the checksum in the file's name.
 
-    A file that has not changed since its last verification is not read again. A name without a
-    checksum is not checked.
+    A file that ``is_verified`` is not read again. A file whose name has no checksum is not checked.
 
     Raises:
         VerbFailed: The content has another checksum, or the file is missing or cannot be read.
@@ -138,14 +137,14 @@ def is_verified(base: Path) -> bool:
 
 
 def mark_verified(base: Path) -> None:
-    """Record that this process verified the file while it wrote the file."""
+    """Record the file as verified, for ``is_verified``. The caller wrote it from verified data."""
     _write_stamp(base, _read_stamp(base))
 
 
 def _write_stamp(base: Path, stamp: bytes) -> None:
-    """Record the verification in an extended attribute.
+    """Record ``stamp``, from ``_read_stamp``, in the extended attribute of verified files.
 
-    If the file system does not support attributes, ``verify`` reads the file again next time.
+    A failure is ignored. Then ``verify`` reads the file again next time.
     """
     with contextlib.suppress(OSError):
         os.setxattr(base, VERIFIED, stamp)

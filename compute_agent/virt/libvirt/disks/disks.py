@@ -49,8 +49,9 @@ def make(folder: Path, image: CachedImage | None, root_gb: int, name: str = ROOT
         name: Name of the disk.
 
     Raises:
-        VerbFailed: The disk cannot be written, or the existing disk has another backing file.
-            Another host may succeed.
+        VerbFailed: The disk cannot be written, has neither an image nor a size, or exists with a
+            malformed header or another backing file.
+        OSError: The backing file cannot be linked.
     """
     disk = plan(folder, image, name)
     if not disk.path.exists():
@@ -82,7 +83,8 @@ def existing(folder: Path, name: str = ROOT_DISK) -> Disk:
     """Return the disk of this name in a server's folder, with the backing file from its header.
 
     Raises:
-        VerbFailed: The disk or its backing file does not exist, or the header is not acceptable.
+        VerbFailed: The disk or its backing file does not exist, or the header is malformed or names
+            a file that cannot be the disk's backing file.
     """
     path = folder / name
     if not path.exists():
@@ -102,7 +104,8 @@ def verify(disk: Disk, context: VerbContext) -> None:
     """Check a disk before its guest starts.
 
     The disk's header must name the backing file of ``disk``, and the content of the backing file
-    must have the checksum in its name.
+    must have the checksum in its name. If a killed agent lent the disk to a helper, this process's
+    user first becomes the owner again.
 
     Raises:
         VerbFailed: The check failed, or a file is missing.
@@ -125,8 +128,8 @@ def verify(disk: Disk, context: VerbContext) -> None:
 def prepare(disk: Disk, image: CachedImage | None, root_gb: int) -> None:
     """Make the disk under its temporary name, and link or copy its backing file. Repeatable.
 
-    An existing disk of this name is not changed. ``adopt`` puts the new disk in its place, and
-    ``abandon`` removes it.
+    An existing disk of this name is not changed. ``adopt`` gives the new disk its final name, and
+    ``abandon`` removes the new disk.
 
     Args:
         disk: The disk from ``plan``.
@@ -135,6 +138,7 @@ def prepare(disk: Disk, image: CachedImage | None, root_gb: int) -> None:
 
     Raises:
         VerbFailed: The disk cannot be written, or has neither an image nor a size.
+        OSError: The backing file cannot be linked.
     """
     size = root_gb * GIBIBYTE or (image.virtual_size if image else 0)
     if size == 0:
@@ -152,12 +156,14 @@ def take_in(disk: Disk, image: CachedImage | None, root_gb: int) -> None:
     GiB, unless larger already. The disk keeps its temporary name until ``adopt``. Repeatable.
 
     Args:
-        disk: The disk, with this host's backing file.
+        disk: The final path, and this host's backing file.
         image: The image of this backing file, or None for a disk without a backing file.
         root_gb: Minimum size in GiB.
 
     Raises:
-        VerbFailed: The header or a table is malformed, or the header names another backing file.
+        VerbFailed: The header or a table is malformed, the header names another backing file, or
+            qemu-img cannot change the disk.
+        OSError: The received disk does not exist, or the backing file cannot be linked.
     """
     _link_base(disk, image)
     part = aside(disk.path)
@@ -195,7 +201,7 @@ def require_space(folder: Path, count: int) -> None:
 def keep(disk: Disk, name: str, context: VerbContext) -> None:
     """Copy the disk, which must not be in use, and keep the copy beside the disk.
 
-    An existing copy of this name is kept as it is. Copies under other names are removed.
+    An existing copy of this name is not changed. Copies under other names are removed first.
 
     Args:
         disk: The disk.
@@ -203,7 +209,7 @@ def keep(disk: Disk, name: str, context: VerbContext) -> None:
         context: Context of the verb.
 
     Raises:
-        VerbFailed: There is not enough space, or the copy cannot be written.
+        VerbFailed: There is not enough space, or the copy failed.
         Cancelled: The verb was cancelled during the copy.
     """
     copy = _kept_path(disk, name)
@@ -273,6 +279,9 @@ def grow(disk: Disk, root_gb: int) -> None:
     """Grow the disk to ``root_gb`` GiB, unless larger already. Repeatable.
 
     The disk must not be in use.
+
+    Raises:
+        VerbFailed: The header is malformed, or qemu-img failed.
     """
     _grow_to(disk, _inspect_header(disk.path), root_gb)
 
@@ -286,8 +295,9 @@ def _inspect_header(path: Path) -> qcow2.Qcow2Header:
     """Return the header of the disk in this file.
 
     Raises:
-        VerbFailed: The header is malformed, or names a backing file that does not belong to this
-            disk.
+        VerbFailed: The header is malformed, names a backing file that does not belong to this disk,
+            or gives another format than the name of the backing file.
+        OSError: The file cannot be read.
     """
     try:
         header = qcow2.read(path)
@@ -313,10 +323,14 @@ def _inspect_header(path: Path) -> qcow2.Qcow2Header:
 
 
 def _link_base(disk: Disk, image: CachedImage | None) -> None:
-    """Link the image as the disk's backing file, or copy it to another file system.
+    """Hard-link the image as the disk's backing file, or copy the image to another file system.
 
-    An existing backing file that was verified, or that is a link to the image already, is kept. The
-    name of a backing file determines its content.
+    An existing backing file that ``is_verified``, or is a link to the image, is kept, because the
+    name determines the content. Without an image or ``disk.base`` nothing happens.
+
+    Raises:
+        VerbFailed: The copy failed.
+        OSError: The link failed, although both are on the same file system.
     """
     if image is None or disk.base is None:
         return
@@ -343,8 +357,8 @@ def _link_base(disk: Disk, image: CachedImage | None) -> None:
 def adopt(disk: Disk) -> None:
     """Rename a complete disk from its temporary name to its final name.
 
-    An existing disk of this name is replaced, and its backing file removed unless the new disk has
-    the same.
+    An existing disk of this name is replaced. Its backing files other than ``disk.base`` are
+    removed.
     """
     os.replace(aside(disk.path), disk.path)
     _sync(disk.path.parent)
@@ -370,14 +384,17 @@ def abandon(folder: Path, name: str = ROOT_DISK) -> None:
 
 
 def discard(folder: Path, name: str) -> None:
-    """Remove this disk, its backing files, and unfinished files of both. Copies are kept."""
+    """Remove this disk, its backing files, and unfinished files of both, as far as they exist.
+
+    Copies that ``keep`` made stay.
+    """
     aside(folder / name).unlink(missing_ok=True)
     (folder / name).unlink(missing_ok=True)
     _drop_bases(folder / name, None)
 
 
 def _drop_bases(path: Path, keep: Path | None) -> None:
-    """Remove all backing files of this disk except ``keep``."""
+    """Remove all backing files of this disk, also unfinished files, except ``keep``."""
     for candidate in path.parent.iterdir() if path.parent.exists() else ():
         if candidate != keep and backing_files.belongs(
             candidate.with_name(candidate.name.removesuffix(PART)), path.name
@@ -391,6 +408,9 @@ def blank(disk: Disk, size: int) -> None:
     Args:
         disk: The disk.
         size: Virtual size in bytes.
+
+    Raises:
+        VerbFailed: The disk cannot be written.
     """
     _create(disk.path, None, disk.base_format, size)
 
@@ -399,6 +419,9 @@ def fill(disk: Disk, raw: Path) -> None:
     """Make a disk with the content of a raw file, under its temporary name. Repeatable.
 
     The raw file must have been written by this host, because it is not inspected.
+
+    Raises:
+        VerbFailed: The disk cannot be written.
     """
     part = aside(disk.path)
     qemu_img.fill(part, raw)
@@ -406,7 +429,7 @@ def fill(disk: Disk, raw: Path) -> None:
 
 
 def size(disk: Disk) -> int:
-    """Return the disk's virtual size in bytes."""
+    """Return the disk's virtual size in bytes, or raise VerbFailed if the header is malformed."""
     return _inspect_header(disk.path).virtual_size
 
 

@@ -92,7 +92,7 @@ class ImageCache:
 
         Raises:
             ImageMissing: The image service does not have the image, or refuses access.
-            VerbFailed: The image cannot be used, or cannot be stored here.
+            VerbFailed: The image cannot be fetched, stored or used, or exceeds ``max_bytes``.
             Cancelled: Within five seconds of the cancel, even if no byte arrives.
             Unavailable: The image service does not answer.
         """
@@ -118,7 +118,7 @@ class ImageCache:
         return CachedImage(path, image.disk_format, size)
 
     def evict(self, now: float | None = None) -> list[str]:
-        """Remove images that no server uses and that were not requested for ``ttl`` seconds.
+        """Remove images that no server's folder links to, ``ttl`` seconds after the last request.
 
         An image stays for at least ``UNUSED_SECONDS``, and while a verb fetches it.
 
@@ -149,8 +149,11 @@ class ImageCache:
     def _find_cached(self, name: str, context: VerbContext) -> Path | None:
         """Return the verified file of this cache name, or None if the cache has no such file.
 
-        The name of an image id is a link, which is followed. A file that has changed is removed and
-        counts as missing.
+        The name of an image id is a link, which is followed. A file that has changed or cannot be
+        read is removed with a log entry, and counts as missing.
+
+        Raises:
+            Cancelled: The verb was cancelled while the file was read.
         """
         path = self._folder / name
         if path.is_symlink():
@@ -225,9 +228,10 @@ class ImageCache:
 def _inspect_once(
     path: Path, content: str, declared: str, max_bytes: int, context: VerbContext
 ) -> int:
-    """Return the virtual size of the content in bytes.
+    """Inspect a complete image, and return the virtual size in bytes.
 
-    Content that was accepted once is not inspected again by this process, except for the size.
+    Content in ``INSPECTIONS``, which this process has accepted before, is not inspected again. The
+    size is compared with ``max_bytes`` in both cases.
 
     Args:
         path: Path of the complete image.
@@ -237,7 +241,9 @@ def _inspect_once(
         context: Context of the verb.
 
     Raises:
-        VerbFailed: The image cannot be used, or is larger than ``max_bytes``.
+        VerbFailed: The image cannot be used, is larger than ``max_bytes``, or the inspection
+            failed.
+        Cancelled: The verb was cancelled during the inspection.
     """
     recorded_size = INSPECTIONS.get(content)
     size = (
@@ -299,9 +305,9 @@ def _check_virtual_size(virtual_size: int, max_bytes: int) -> None:
 def _read_image(
     image_id: str, read_image: ImageReader, context: VerbContext
 ) -> Generator[bytes, None, None]:
-    """Yield the chunks of ``read_image``, and turn its errors into VerbFailed or ImageMissing.
+    """Yield the chunks of ``read_image``, and turn its errors into VerbFailed.
 
-    Unavailable and Cancelled are raised unchanged.
+    NotFound and Forbidden become ImageMissing. Unavailable and Cancelled are raised unchanged.
     """
     try:
         with closing(
@@ -314,7 +320,9 @@ def _read_image(
         kind = (
             ImageMissing if isinstance(problem, (errors.NotFound, errors.Forbidden)) else VerbFailed
         )
-        raise kind(problem.text, details=f"image {image_id}: {problem!r}") from problem
+        raise kind(
+            problem.text, details=f"image {image_id} cannot be read: {problem!r}"
+        ) from problem
     except Exception as problem:
         raise VerbFailed(
             "The image could not be fetched from the image service.",
@@ -398,4 +406,6 @@ def upload(path: Path, write_image: ImageWriter, context: VerbContext) -> int:
         if isinstance(error, errors.Problem)
         else "The image service did not accept the image of the server."
     )
-    raise VerbFailed(text, details=f"{type(error).__name__}: {error}") from error
+    raise VerbFailed(
+        text, details=f"the upload failed with {type(error).__name__}: {error}"
+    ) from error

@@ -55,10 +55,12 @@ def inspect_beginning(part: Path, declared: str, context: VerbContext) -> int | 
     """Inspect the beginning of an image. ``declared`` is the format by the image service.
 
     Returns:
-        The virtual size in bytes, or None if more data is needed.
+        The virtual size in bytes, which is the length so far for a raw image. None if more data is
+        needed.
 
     Raises:
         VerbFailed: The image cannot be used, or the inspection failed.
+        Cancelled: The verb was cancelled.
     """
     report = _inspect("image", part, context, whole=False)
     return _check_size(report, declared) if report["formats"] else None
@@ -71,14 +73,19 @@ def inspect_whole(path: Path, declared: str, context: VerbContext) -> int:
 
     Raises:
         VerbFailed: The image cannot be used, or the inspection failed.
+        Cancelled: The verb was cancelled.
     """
     return _check_size(_inspect("image", path, context, whole=True), declared)
 
 
 def require_sound(disk: Path, context: VerbContext | None = None) -> None:
-    """Raise VerbFailed if a server's disk from another host is malformed or refers to other files.
+    """Check that a server's disk from another host is well-formed and refers to no other files.
 
     A backing file is permitted. The caller checks its name.
+
+    Raises:
+        VerbFailed: The disk is not acceptable, or the inspection failed.
+        Cancelled: The verb was cancelled.
     """
     if reason := _inspect("disk", disk, context)["unsafe"]:
         raise VerbFailed(
@@ -87,10 +94,10 @@ def require_sound(disk: Path, context: VerbContext | None = None) -> None:
 
 
 def _check_size(report: JsonMapping, declared: str) -> int:
-    """Return the virtual size from the inspector's report.
+    """Return the virtual size in bytes from the inspector's report.
 
     Raises:
-        VerbFailed: The content is not exactly the declared format, or refers to other files.
+        VerbFailed: The content does not have the declared format, or is unsafe.
     """
     names = report["formats"]
     if len(names) != 1 or names[0] not in FORMATS[declared]:
@@ -130,7 +137,7 @@ def _inspect(
     Raises:
         VerbFailed: The helper exceeded a limit, failed, or returned an invalid report.
         Cancelled: The verb was cancelled.
-        OSError: The file cannot be opened.
+        OSError: The file cannot be opened, or no helper can be started.
     """
     helpers = client.helpers()
     file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -160,12 +167,13 @@ def _inspect(
 
 
 def check_report(report: JsonValue) -> JsonObject:
-    """Check the inspector's report, and return it without control characters.
+    """Check the inspector's report, and return ``formats``, ``unsafe`` and ``virtual_size``.
 
-    Missing formats and a missing size become [] and 0. The reason is cut to ``MAX_REASON_CHARS``.
+    Missing formats become [], and a missing size 0. The reason ``unsafe`` is cut to
+    ``MAX_REASON_CHARS``, with "?" in place of characters that are not printable.
 
     Raises:
-        ValueError: A value is not valid.
+        ValueError: The report is not an object, or a value is not valid.
         KeyError: ``unsafe`` is missing.
     """
     if not isinstance(report, dict):

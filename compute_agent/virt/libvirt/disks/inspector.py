@@ -32,8 +32,8 @@ def image(file: int, whole: bool) -> JsonObject:
 
     Returns:
         ``formats``: possible formats, sorted, or [] if more data is needed. ``unsafe``: the reason
-        not to use the image, or "". ``virtual_size``: bytes that a guest would see, 0 for an unsafe
-        qcow2 image, and the length of the file for all other formats.
+        not to use a qcow2 image, or "". ``virtual_size``: for a qcow2 image the bytes that a guest
+        would see, or 0 if unsafe. In all other cases the length of the file.
     """
     inspectors = format_inspector.InspectWrapper(cast("IO[bytes]", _read_pieces(file)))
     size, head = 0, b""

@@ -43,9 +43,9 @@ def is_ephemeral(name: str) -> bool:
 
 
 def room(spec: GuestSpec) -> int:
-    """Return the bytes that the root disk and all local disks of the server may occupy.
+    """Return the sizes of the root disk and all local disks in ``spec``, added up, in bytes.
 
-    Volumes, also as root disks, are not counted.
+    Volumes, also as root disks, are not counted. The flavor's size of the root disk counts, also 0.
     """
     root_gb = 0 if boots_from_volume(spec.volumes) else spec.flavor.root_gb
     return root_gb * GIBIBYTE + sum(disk.size_mb for disk in spec.disks) * MEBIBYTE
@@ -93,7 +93,7 @@ class LocalDisks:
     default: str = ""
 
     def make(self, folder: Path, spec: GuestSpec) -> None:
-        """Make the server's local disks that do not exist."""
+        """Make the server's local disks that do not exist, or raise VerbFailed if that fails."""
         self._make(folder, [disk for disk in spec.disks if not (folder / disk.name).exists()], spec)
 
     def prepare(
@@ -121,7 +121,8 @@ class LocalDisks:
             new: True to make a missing ephemeral disk.
 
         Raises:
-            VerbFailed: An ephemeral disk is missing and ``new`` is False.
+            VerbFailed: An ephemeral disk is missing and ``new`` is False, or a disk is malformed or
+                cannot be changed or made.
         """
         for disk in spec.disks:
             if not is_ephemeral(disk.name):
@@ -172,7 +173,7 @@ class LocalDisks:
         (``common.domain.local_disks.OTHERWISE``).
 
         Raises:
-            VerbFailed: The host lacks the program for a requested file system.
+            VerbFailed: The host lacks the program for the file system that was requested.
         """
         os_type = spec.image.properties.get("os_type", "") if spec.image else ""
         kind = local_disks.format_of(disk, os_type, self.default)

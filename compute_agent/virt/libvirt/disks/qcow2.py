@@ -99,10 +99,13 @@ def header(head: bytes) -> Qcow2Header:
 
 
 def check(file: int) -> Qcow2Header:
-    """Parse the header of an open file, and check all tables that QEMU reads when opening the file.
+    """Check header and tables that QEMU reads when opening the file, and return the header.
+
+    Args:
+        file: Descriptor of the open file.
 
     Raises:
-        ValueError: A field or a table is not acceptable. The text names the field.
+        ValueError: A field or a table is not acceptable.
         OSError: The file cannot be read.
     """
     head = os.pread(file, HEADER_BYTES, 0)
@@ -182,7 +185,12 @@ def _parse_header(head: bytes) -> _Parsed:
 
 
 def _parse_features(head: bytes, cluster_bits: int) -> tuple[int, int]:
-    """Return (incompatible features, header_length) of a version 3 header."""
+    """Check a version 3 header, and return (incompatible features, length of the header).
+
+    Raises:
+        ValueError: A feature or field is not permitted.
+        struct.error: ``head`` ends within these fields.
+    """
     features, _, autoclear, refcount_order, length = FEATURES.unpack_from(head, FEATURES_AT)
     if features & ~KNOWN_FEATURES:
         raise ValueError(
@@ -227,8 +235,8 @@ def _parse_extensions(head: bytes, at: int, end: int) -> dict[int, bytes]:
 def _check_table(name: str, at: int, size: int, max_bytes: int, cluster: int, length: int) -> None:
     """Raise ValueError unless the table is aligned to a cluster, in the file, and not too large.
 
-    All numbers are bytes: the table's offset ``at`` and size, the size of a ``cluster``, and the
-    ``length`` of the file.
+    An empty table need not be in the file. All numbers are bytes: the table's offset ``at`` and
+    size, the size of a ``cluster``, and the ``length`` of the file. ``name`` is for the error.
     """
     if size > max_bytes:
         raise ValueError(f"{name}: the table of {size} bytes is larger than {max_bytes} bytes")
@@ -239,7 +247,7 @@ def _check_table(name: str, at: int, size: int, max_bytes: int, cluster: int, le
 def _check_entries(
     file: int, name: str, at: int, count: int, reserved: int, cluster: int, length: int
 ) -> None:
-    """Raise ValueError unless each entry of a table is empty or points to a cluster of the file.
+    """Raise ValueError unless each entry has the offset 0 or that of a cluster in the file.
 
     Args:
         file: Descriptor of the file.

@@ -34,7 +34,13 @@ MIN_COPY_BYTES_PER_SECOND, MIN_CPU_BYTES_PER_SECOND = 4 * MEBIBYTE, 64 * MEBIBYT
 
 
 def create(target: Path, size: int, base: Path | None, base_format: str) -> None:
-    """Make a new qcow2 disk of ``size`` bytes. The backing file, if any, is not opened."""
+    """Make a new qcow2 disk of ``size`` bytes, in place of an existing file.
+
+    The backing file, if any, is not opened.
+
+    Raises:
+        VerbFailed: qemu-img failed.
+    """
     backing = ["-u", "-b", str(base), "-F", base_format] if base else []
     _run(
         ["create", "-q", "-f", "qcow2", *backing, client.name(0), str(size)],
@@ -44,7 +50,11 @@ def create(target: Path, size: int, base: Path | None, base_format: str) -> None
 
 
 def rebase(disk: Path, base: Path, base_format: str) -> None:
-    """Change the backing file in the disk's header. No backing file is opened."""
+    """Change the backing file in the disk's header. No backing file is opened.
+
+    Raises:
+        VerbFailed: qemu-img failed.
+    """
     _run(
         ["rebase", "-u", "-f", "qcow2", "-b", str(base), "-F", base_format, client.name(0)],
         {disk: True},
@@ -53,7 +63,11 @@ def rebase(disk: Path, base: Path, base_format: str) -> None:
 
 
 def resize(disk: Disk, size: int) -> None:
-    """Change the size of the disk, which must not be in use, to ``size`` bytes."""
+    """Change the virtual size of the disk, which must not be in use, to ``size`` bytes.
+
+    Raises:
+        VerbFailed: qemu-img failed.
+    """
     files = {disk.path: True, **({disk.base: False} if disk.base else {})}
     _run(
         ["resize", "-q", describe_chain(disk), str(size)],
@@ -63,7 +77,11 @@ def resize(disk: Disk, size: int) -> None:
 
 
 def fill(target: Path, raw: Path) -> None:
-    """Make a new qcow2 disk with the content of a raw file."""
+    """Make a new qcow2 disk with the content of a raw file, in place of an existing file.
+
+    Raises:
+        VerbFailed: qemu-img failed.
+    """
     size = raw.stat().st_size
     _run(
         ["convert", "-f", "raw", "-O", "qcow2", client.name(1), client.name(0)],
@@ -129,7 +147,8 @@ def opens(path: Path, kind: str, context: VerbContext) -> client.HelperResult:
     ``status`` of the result is 0 if qemu-img can open the file.
 
     Raises:
-        OSError: qemu-img is not installed or cannot be run.
+        OSError: qemu-img is not installed or cannot be run, or the file cannot be opened.
+        Cancelled: The verb was cancelled.
     """
     return client.helpers().execute(
         [_find_program(), "info", "--output=json", "-f", kind, client.name(0)],
@@ -194,7 +213,7 @@ def size_of_rbd(source: VolumeSource, key: bytes) -> int:
     finally:
         os.close(read)
     if result.returncode != 0:
-        raise OSError(f"qemu-img: {result.stderr.decode(errors='replace').strip()[-500:]}")
+        raise OSError(f"qemu-img failed: {result.stderr.decode(errors='replace').strip()[-500:]}")
     return int(json.loads(result.stdout)["virtual-size"])
 
 
@@ -208,7 +227,7 @@ def _run(arguments: list[str], files: Mapping[Path, bool], file: int, work: int 
         work: Bytes to read, which determine the time limits.
 
     Raises:
-        VerbFailed: qemu-img failed.
+        VerbFailed: qemu-img failed or is not installed.
     """
     helpers = client.helpers()
     try:
@@ -244,12 +263,12 @@ def _find_program() -> str:
 
 
 def _max_length(size: int) -> int:
-    """Return the maximum length of a qcow2 file, tables included, for ``size`` bytes of content."""
+    """Return the size limit of a qcow2 file, tables included, with ``size`` bytes of content."""
     return size + size // 64 + 64 * MEBIBYTE
 
 
 def _create_empty(path: Path) -> Path:
-    """Replace the file by an empty file that only the owner may open. Return the path.
+    """Make an empty file that only the owner may open, in place of an old file. Return the path.
 
     A helper process then writes the content.
     """

@@ -197,7 +197,7 @@ class Connection:
         return self._call(purpose, work)
 
     def domains(self) -> list[GuestDomain]:
-        """Return all domains with Kilonova's metadata, also incoming domains."""
+        """Return all domains with valid metadata of Kilonova, also incoming domains."""
         guests = self._call(
             "list the guests",
             lambda connection: [_read_domain(d) for d in connection.listAllDomains()],
@@ -205,7 +205,7 @@ class Connection:
         return [domain for domain in guests if domain]
 
     def find(self, server: str) -> GuestDomain | None:
-        """Return the server's domain, or None without a domain with Kilonova's metadata."""
+        """Return the server's domain, or None without a domain or valid metadata of Kilonova."""
         return self.on(server, "return the state of the guest", _read_domain)
 
     def define(self, xml: str) -> None:
@@ -217,10 +217,11 @@ class Connection:
     def start(self, server: str, paused: bool = False) -> None:
         """Start the domain, unless already active. With ``paused`` the CPUs stay stopped.
 
-        Missing bridges are made first, if this host makes bridges. Without a domain nothing
-        happens.
+        Saved memory is restored. Missing bridges are made first, if this host makes bridges.
+        Without a domain nothing happens.
 
         Raises:
+            VerbFailed: libvirt could not start the domain.
             NoBridge: A bridge of the domain does not exist.
         """
 
@@ -248,6 +249,7 @@ class Connection:
         Raises:
             VerbFailed: libvirt could not migrate the guest.
             NoBridge: A bridge does not exist at the destination.
+            NoAnswer: This host's libvirtd does not answer. The migration may continue.
         """
 
         def migrate(domain: Domain) -> None:
@@ -257,7 +259,10 @@ class Connection:
         self.on(server, "migrate the guest", migrate)
 
     def ensure_bridges(self, names: Iterable[str]) -> None:
-        """Make missing bridges through ``kilonova-bridges``. See ``BridgeHelper.ensure``."""
+        """Make missing bridges through ``kilonova-bridges``, if this host has that service.
+
+        A failure is only logged. See ``BridgeHelper.ensure``.
+        """
         self._bridges.ensure(names)
 
     def take_ended_job(self, server: str) -> JobStats:
@@ -279,6 +284,7 @@ class Connection:
             flags: ``AFFECT_LIVE``, ``AFFECT_CONFIG``, or both.
 
         Raises:
+            VerbFailed: libvirt could not attach the interface.
             NoBridge: The interface's bridge does not exist.
         """
 
@@ -318,7 +324,7 @@ class Connection:
         return socket.socket(fileno=descriptor)
 
     def press_power_button(self, server: str) -> None:
-        """Request a shutdown by ACPI, which the guest may delay or ignore."""
+        """Request the shutdown of a running guest by ACPI, which the guest may delay or ignore."""
         self.on(
             server,
             "request the shutdown of the guest",
@@ -394,7 +400,11 @@ class Connection:
     def change_metadata(self, server: str, changed: Callable[[str], str]) -> None:
         """Replace Nova's metadata in the stored definition and in the active domain.
 
-        ``changed`` gets the present metadata element as text and returns the new element.
+        ``changed`` gets the present metadata element as text and returns the new element. Without a
+        domain nothing happens.
+
+        Raises:
+            VerbFailed: The domain has no metadata of Nova.
         """
 
         def write(domain: Domain) -> None:
@@ -407,9 +417,10 @@ class Connection:
         self.on(server, "write Nova's metadata of the guest", write)
 
     def watch(self, changed: Callable[[str], None]) -> None:
-        """Call ``changed(server)`` in a thread for each change of a domain's state.
+        """Let a thread call ``changed(server)`` for each change of a domain's state.
 
-        At the beginning and after each reconnect, ``changed`` is called for all domains.
+        At the first call of ``watch`` and after each reconnect, all watchers are called for all
+        domains with Kilonova's metadata.
         """
         self._watchers.append(changed)
         if len(self._watchers) == 1:
@@ -540,7 +551,7 @@ class Connection:
     def _notify_watchers(self) -> None:
         """Call the watchers for each event until ``close``. Runs in a thread.
 
-        After a lost connection, reconnect and call them for all domains.
+        After a lost connection, reconnect and call the watchers for all domains.
         """
         while True:
             server = self._events.get()
@@ -586,7 +597,7 @@ def _read_domain(domain: Domain) -> GuestDomain | None:
 
 @contextlib.contextmanager
 def _translate_missing_bridge(xml: str) -> Iterator[None]:
-    """Turn libvirt's error about a missing bridge of this XML into NoBridge."""
+    """Turn libvirt's error in this block about a missing bridge of the XML into NoBridge."""
     try:
         yield
     except libvirt.libvirtError as error:
@@ -627,7 +638,7 @@ def _is_alive(connection: LibvirtConnection) -> bool:
 
 @functools.cache
 def _start_event_loop() -> None:
-    """Start libvirt's event loop, once and before the first connection."""
+    """Start libvirt's event loop in a thread. Later calls in this process have no effect."""
 
     def run_loop() -> None:
         while True:

@@ -65,6 +65,9 @@ def frozen(libvirt: Connection, server: str) -> Iterator[bool]:
     Yields:
         True if the file systems are frozen. False if the guest does not run or its agent cannot
         freeze them.
+
+    Raises:
+        VerbFailed: The server has no domain.
     """
     is_frozen = freeze(libvirt, server)
     try:
@@ -77,9 +80,11 @@ def frozen(libvirt: Connection, server: str) -> Iterator[bool]:
 def freeze(libvirt: Connection, server: str) -> bool:
     """Flush and freeze the guest's file systems until ``thaw``.
 
+    File systems that an earlier process left frozen are thawed first.
+
     Returns:
         True if they are frozen. False if the guest does not run, no agent answers, or the freeze
-        failed. Then the file systems are not frozen, unless the log says that the thaw failed.
+        failed. A failed freeze is undone, unless the log reports that the thaw failed too.
 
     Raises:
         VerbFailed: The server has no domain.
@@ -101,14 +106,20 @@ def freeze(libvirt: Connection, server: str) -> bool:
 
 
 def thaw(libvirt: Connection, server: str) -> bool:
-    """Thaw the guest's file systems. Return False, and log the reason, if the agent fails."""
+    """Thaw the guest's file systems. Return False, and log the reason, if the agent fails.
+
+    Without a domain the result is True.
+    """
     return _call_agent(
         libvirt, server, "thaw the guest's file systems", lambda domain: domain.fsThaw()
     )
 
 
 def is_there(libvirt: Connection, server: str) -> bool:
-    """Return True if the domain exists and a program in the guest has opened the channel."""
+    """Return True if a program in the guest has opened the agent's channel.
+
+    Callers check first that the guest runs. Without a domain or a channel the result is False.
+    """
     xml = libvirt.describe(server)
     if not xml:
         return False

@@ -39,7 +39,7 @@ def save(libvirt: Connection, server: str, context: VerbContext) -> None:
     the domain was paused. A cancel that comes too late has no effect.
 
     Raises:
-        VerbFailed: The memory could not be saved.
+        VerbFailed: The memory could not be saved, or a job could not be aborted.
         Cancelled: The job was aborted. The guest is as before.
     """
     abort(libvirt, server)
@@ -66,7 +66,7 @@ def backup(libvirt: Connection, server: str, context: VerbContext) -> None:
     """Block until the running backup job of the domain has ended, and report its progress.
 
     Raises:
-        VerbFailed: The backup failed. The copy is incomplete.
+        VerbFailed: The backup failed, so that the copy is incomplete, or could not be aborted.
         Cancelled: The verb was cancelled, and the job was aborted.
     """
     try:
@@ -121,9 +121,9 @@ def request_abort(libvirt: Connection, server: str, stats: JobStats) -> None:
 def is_abortable(stats: JobStats) -> bool:
     """Return True if the job with these statistics may be aborted now.
 
-    False while QEMU sets up a migration to a host or a file. Why: libvirt 9 misses the end of a
-    migration that is aborted in that phase. The phase is between the copies of the disks and of the
-    memory. The statistics of the disks stay meanwhile.
+    A migration or a save may be aborted after some memory was copied, or while disk data remains
+    to copy. Otherwise QEMU sets up the copy of the memory. Why: libvirt 9 misses the end of a job
+    that is aborted during this setup. Jobs of other kinds may always be aborted.
     """
     if stats.get("operation") not in (JOB_OPERATION_MIGRATION_OUT, JOB_OPERATION_SAVE):
         return True

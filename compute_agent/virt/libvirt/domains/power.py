@@ -65,14 +65,18 @@ def refuse_active(libvirt: Connection, server: str) -> None:
 def start(
     libvirt: Connection, server: str, fence: int, context: VerbContext, paused: bool = False
 ) -> DomainState:
-    """Start the domain under this fence. A paused domain is resumed, a saved one restored.
+    """Start the domain under this fence, and return the new state.
 
-    The disks of a domain that is off are verified before the start. A running domain only gets the
-    fence. With ``paused`` a domain that is off starts with stopped CPUs, and a paused domain is not
-    resumed. The CPUs of a restored domain run, even with ``paused``.
+    A paused domain is resumed, and a domain with saved memory is restored. The disks of a domain
+    that is off are verified before the start. A running domain only gets the fence. With
+    ``paused`` a domain that is off starts with stopped CPUs, and a paused domain is not resumed.
+    The CPUs of a restored domain run, even with ``paused``.
+
+    Before a boot, ``volume_xml.in_order`` closes gaps in the names of the domain's volumes.
 
     Raises:
-        VerbFailed: There is no domain, a disk is damaged, or a bridge does not appear in time.
+        VerbFailed: There is no domain, a disk is damaged, a bridge does not appear in time, or
+            libvirt cannot start the domain.
         Unavailable: This host may not start guests now.
         Cancelled: The verb was cancelled before the start.
     """
@@ -105,7 +109,9 @@ def start(
 
 
 def pause(libvirt: Connection, server: str, fence: int) -> DomainState:
-    """Stop the CPUs of an active domain and record the fence. A paused domain stays paused.
+    """Stop the CPUs of an active domain, record the fence, and return the new state.
+
+    A paused domain stays paused.
 
     Raises:
         VerbFailed: The domain is off or does not exist.
@@ -119,10 +125,11 @@ def pause(libvirt: Connection, server: str, fence: int) -> DomainState:
 def suspend(libvirt: Connection, server: str, fence: int, context: VerbContext) -> DomainState:
     """Save the memory of an active domain, stop the domain, and record the fence.
 
-    A domain with saved memory only gets the fence.
+    A domain with saved memory only gets the fence. The result is the new state.
 
     Raises:
-        VerbFailed: The domain is off without saved memory, or does not exist.
+        VerbFailed: The domain is off without saved memory or does not exist, or the memory could
+            not be saved.
         Cancelled: The guest is as before.
     """
     if not find(libvirt, server).saved:

@@ -54,10 +54,12 @@ class StillGuests:
     def hold(self, server: str, seconds: float) -> None:
         """Freeze the guest's file systems until ``let_go``, for at most ``seconds``.
 
-        While libvirtd does not answer, the thaw is retried and the freeze may last longer.
+        While libvirtd does not answer, the thaw is retried and the freeze may last longer. If the
+        guest's agent fails to thaw, this is logged and the thaw is not retried.
 
         Raises:
-            VerbFailed: The guest does not run, or the agent cannot freeze the file systems.
+            VerbFailed: The guest does not run or exist, or the agent cannot freeze the file
+                systems.
         """
         if power.find(self._libvirt, server).power_state != RUNNING:
             raise VerbFailed(
@@ -91,7 +93,7 @@ class StillGuests:
         mark.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Stop the timers. The next process thaws the guests."""
+        """Stop the timers. The next process thaws the guests that are still frozen."""
         with self._lock:
             timers = list(self._timers.values())
             self._timers.clear()

@@ -46,7 +46,7 @@ def unplug(
     Raises:
         VerbFailed: The error from ``changeable``, or the error from ``held`` if the guest is paused
             or did not release the device.
-        Cancelled: The verb was cancelled while waiting.
+        Cancelled: The verb was cancelled before the guest released the device.
     """
     deadline, request_at, refusal = time.monotonic() + seconds, 0.0, ""
     while True:

@@ -63,15 +63,16 @@ class AssistedSnapshots:
     server: str
 
     def take(self, fence: int, volume: AttachedVolume, context: VerbContext) -> DomainState:
-        """Switch the guest to the new file that ``volume`` names.
+        """Switch the guest to the new file that ``volume`` names, and return the guest's state.
 
-        For a guest that is off, only the definition changes.
+        The file systems of an active guest are frozen meanwhile, if the guest's agent can do that.
+        For a guest that is off, only the stored definition and the record change. If libvirt
+        refuses the switch, both name the old file again. Repeatable.
 
         Raises:
             VerbFailed: The guest is suspended or does not have the volume, the volume is not a
-                file, the new file is not based on the present file, or libvirt refuses. The guest
-                is as before.
-            Cancelled: The verb was cancelled before anything was changed.
+                file, the new file is not based on the present file, or libvirt refuses.
+            Cancelled: The verb was cancelled before the guest was changed.
         """
         context.phase(CommandPhase.SNAPSHOTTING_VOLUME)
         domain = changeable(self.libvirt, self.server)
@@ -94,9 +95,13 @@ class AssistedSnapshots:
         return power.state(power.find(self.libvirt, self.server))
 
     def _check_new_file(self, volume: AttachedVolume, old: VolumeSource, new: VolumeSource) -> None:
-        """Raise VerbFailed unless the new file is based on the guest's file and records its format.
+        """Connect the volume, and check that the new file is based on the guest's file.
 
-        Why: without a recorded format, QEMU would detect the format from data that the guest wrote.
+        The new file's header must name the guest's file and its format. Why: without a recorded
+        format, QEMU would detect the format from data that the guest wrote.
+
+        Raises:
+            VerbFailed: The volume cannot be connected, or the check failed.
         """
         self.kept.connectors.connect(volume)
         try:
@@ -132,13 +137,13 @@ class AssistedSnapshots:
         """Merge files of the volume of an active guest, and wait for the end of the block job.
 
         The guest's active file stays in use. A running job on this disk is joined. If the files are
-        merged already, only the fence is recorded.
+        merged already, only the fence is recorded. The result is the guest's state.
 
         Raises:
-            VerbFailed: The guest is off or suspended or lacks the volume, the files do not fit
-                ``merge``, or the merge failed. The files are as before or partly copied. The
-                guest's data is the same.
-            Cancelled: The verb was cancelled, and the block job was aborted.
+            VerbFailed: The guest is off or suspended or lacks the volume, the volume is not a file,
+                the files do not fit ``merge``, or the merge failed. The files are as before or
+                partly copied. The guest's data is the same.
+            Cancelled: The verb was cancelled. A running block job was aborted.
         """
         context.phase(CommandPhase.MERGING_VOLUME, 0)
         domain = changeable(self.libvirt, self.server)
@@ -178,7 +183,8 @@ class AssistedSnapshots:
         """Block until QEMU has no job on the disk ``name``, and report progress.
 
         Raises:
-            VerbFailed: The job ran longer than ``MERGE_SECONDS`` and was aborted.
+            VerbFailed: The job ran longer than ``MERGE_SECONDS`` and was aborted, or the job cannot
+                be aborted.
             Cancelled: The verb was cancelled, and the job was aborted.
         """
         deadline = time.monotonic() + MERGE_SECONDS
@@ -240,7 +246,10 @@ class AssistedSnapshots:
             time.sleep(LOOK_SECONDS)
 
     def _read_job(self, name: str) -> dict[str, Any] | None:
-        """Return libvirt's data about the block job on the disk, or None without a job."""
+        """Return libvirt's data about the block job on the disk.
+
+        None without a job, or if the guest is off.
+        """
         job = self.libvirt.on(
             self.server,
             "report the merge of the volume's files",
@@ -251,7 +260,7 @@ class AssistedSnapshots:
 
 
 def is_merged(paths: Sequence[str], merge: VolumeMerge) -> bool:
-    """Return True if the merge has been done.
+    """Return True if the disk's files are those after ``merge``.
 
     Args:
         paths: The disk's files, from the active file down to the last backing file.

@@ -79,9 +79,10 @@ class ConfigDrives:
         os.replace(part, path)
 
     def _dynamic_data(self, spec: GuestSpec) -> JsonObject:
-        """Return service name -> answer of the vendor data services, or {} without services.
+        """Call the vendor data services once, and return service name -> answer.
 
-        The services are called once. All metadata versions on the drive contain these answers.
+        The result is {} without services. A failed service has the answer {}. All metadata versions
+        on the drive contain these answers.
 
         Raises:
             OSError: A service failed, and [vendor_data] dynamic_failure_fatal is set.
@@ -173,8 +174,8 @@ def _run_program(*command: str) -> None:
     """Run a program.
 
     Raises:
-        OSError: The program fails or takes longer than ``PROGRAM_TIMEOUT_SECONDS``. The text
-            contains the end of the program's error output.
+        OSError: The program fails, is missing, or takes longer than ``PROGRAM_TIMEOUT_SECONDS``.
+            After a failure the text contains the end of the program's error output.
     """
     try:
         result = subprocess.run(

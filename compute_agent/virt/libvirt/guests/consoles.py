@@ -74,7 +74,7 @@ def open_serial(path: str) -> socket.socket:
 def output(folder: Path, limit: int) -> str:
     """Return the last ``limit`` bytes of the console log, decoded with replacement characters.
 
-    The result continues into the older part of a rotated log.
+    If the log was rotated and is shorter, the result begins in the older part.
 
     Args:
         folder: Folder of the server.

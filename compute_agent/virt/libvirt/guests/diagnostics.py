@@ -31,12 +31,12 @@ NIC_COUNTERS = (
 
 
 def of(libvirt: Connection, server: str, config_drive: str) -> JsonObject:
-    """Return the diagnostics of an active guest.
+    """Return the diagnostics of an active guest, in the format of microversion 2.48.
 
     Args:
         libvirt: Connection to libvirtd.
         server: Id of the server.
-        config_drive: Path that a config drive of the server would have.
+        config_drive: Path of the server's config drive, which need not exist.
 
     Raises:
         VerbFailed: The guest is off or does not exist.

@@ -153,7 +153,7 @@ class LibvirtGuests:
         return {name for name in os.listdir(self._instances) if _UUID.fullmatch(name)}
 
     def make(self, spec: GuestSpec, read_image: ImageReader, context: VerbContext) -> DomainState:
-        """Make and start the server's guest. Existing disks are kept.
+        """Make and start the server's guest, and return its state. Existing disks are kept.
 
         An active or suspended guest is not defined anew. A paused guest is resumed, unless
         ``spec.paused``. An active guest gets exactly the interfaces of ``spec``. A suspended guest
@@ -161,9 +161,12 @@ class LibvirtGuests:
 
         Raises:
             VerbFailed: The guest could not be made, or is paused or suspended with a volume that
-                ``spec`` does not contain. Domain and files were removed, unless the hardware of
-                ``spec`` is invalid.
-            NoAnswer: The outcome is unknown.
+                ``spec`` does not contain. Domain and files were removed, unless the id or the
+                hardware of ``spec`` is invalid.
+            Cancelled: The verb was cancelled. Domain and files stay.
+            Unavailable: This host may not start guests now, or the image service does not answer.
+                Domain and files stay.
+            NoAnswer: libvirtd does not answer, or the removal failed. The outcome is unknown.
         """
         self.folder(spec.server)
         required_hardware(spec)
@@ -173,13 +176,16 @@ class LibvirtGuests:
     def install(self, spec: GuestSpec, runs: bool, context: VerbContext) -> DomainState:
         """Define the domain with the files that are here, and start the guest if ``runs``.
 
-        Saved memory is dropped. A guest that is active with the fence of ``spec`` is not defined
-        anew and not stopped.
+        The result is the guest's state. Saved memory is dropped. A guest that is active with the
+        fence of ``spec`` is not defined anew and not stopped.
 
         Raises:
             VerbFailed: The guest does not run. Exceptions: a guest that is active with another
                 fence, or that has invalid hardware or a damaged root disk, is not changed.
-            NoAnswer: The outcome is unknown.
+            Cancelled: The verb was cancelled.
+            Unavailable: This host may not start guests now.
+            NoAnswer: libvirtd does not answer, or the guest could not be stopped after a failure.
+                The outcome is unknown.
         """
         required_hardware(spec)
         if (disk := root_disk(self.folder(spec.server), spec)) is not None:
@@ -196,8 +202,12 @@ class LibvirtGuests:
     def check(self, spec: GuestSpec, rescue: Rescue | None = None) -> None:
         """Raise VerbFailed if libvirt cannot make the guest's hardware on this host.
 
-        The check lets libvirt build QEMU's command line from the definition. No domain or file is
-        changed. With libvirt's test driver only the definition is built.
+        The check builds the definition, and libvirt builds QEMU's command line from the definition.
+        No domain or file is changed. With libvirt's test driver only the definition is built.
+
+        Args:
+            spec: The guest.
+            rescue: The disk from which the guest would boot in a rescue, or None.
         """
         home = self.home(spec)
         # Secrets of volumes are defined when the volumes are connected, which has not happened yet.
@@ -234,12 +244,14 @@ class LibvirtGuests:
 
         A missing guest is made. If the disks were already replaced under this fence, the guest is
         only started if ``runs``. With ``keep_ephemeral`` the ephemeral disks that exist are kept.
-        Replaced disks end a rescue.
+        Replaced disks end a rescue. The result is the guest's state.
 
         Raises:
             VerbFailed: The image cannot be used, or a disk or the domain cannot be made. The guest
                 keeps the old disks if a new disk could not be made.
+            OSError: The config drive cannot be made. The guest keeps the old disks.
             Cancelled: The verb was cancelled, before the guest was stopped or before the start.
+            Unavailable: The image service does not answer, or this host may not start guests now.
         """
         folder = self.folder(spec.server)
         domain = self._libvirt.find(spec.server)
@@ -286,16 +298,17 @@ class LibvirtGuests:
     def rescue(
         self, spec: GuestSpec, image: ImageRef, read_image: ImageReader, context: VerbContext
     ) -> DomainState:
-        """Boot the guest from a disk made from ``image``, once for this fence.
+        """Boot the guest from a disk made from ``image``, once for this fence. Return the state.
 
         The root disk becomes the second disk, or stays the first if the image has the property
         hw_rescue_bus or hw_rescue_device. A guest that is rescued under this fence already is not
         stopped, and only started or resumed.
 
         Raises:
-            VerbFailed: The guest does not exist, or the rescue failed. Then the reason is UNTOUCHED
-                if the guest is unchanged.
+            VerbFailed: The guest does not exist, or the rescue failed. A rescue that failed before
+                the guest was stopped has the reason UNTOUCHED.
             Cancelled: The verb was cancelled, before the guest was stopped or before the start.
+            Unavailable: The image service does not answer, or this host may not start guests now.
         """
         folder = self.folder(spec.server)
         marks = power.find(self._libvirt, spec.server).marks
@@ -317,9 +330,14 @@ class LibvirtGuests:
         return power.start(self._libvirt, spec.server, spec.fence, context)
 
     def unrescue(self, spec: GuestSpec, context: VerbContext) -> DomainState:
-        """Boot from the root disk again, and remove the rescue disk.
+        """Boot from the root disk again, remove the rescue disk, and return the guest's state.
 
         A guest that is not rescued is not stopped, and only started or resumed.
+
+        Raises:
+            VerbFailed: The guest does not exist, or cannot be defined or started.
+            Cancelled: The verb was cancelled, before the guest was stopped or before the start.
+            Unavailable: This host may not start guests now.
         """
         marks = power.find(self._libvirt, spec.server).marks
         if marks.rescue:
@@ -342,7 +360,7 @@ class LibvirtGuests:
 
         Raises:
             VerbFailed: The guest does not exist, or is paused or suspended with a volume that is
-                not in ``has``.
+                not in ``has``, or a volume or share cannot be disconnected.
         """
         if has is not None:
             self.volumes.keep_only(self._libvirt, server, has.volumes)
@@ -353,6 +371,10 @@ class LibvirtGuests:
 
         Called before a start. With ``has`` None nothing is changed. Only volumes of ``has.needed``
         are attached, and only to a guest that is off.
+
+        Raises:
+            VerbFailed: As for ``keep_only``, or a needed volume cannot be attached.
+            Cancelled: The verb was cancelled. Some volumes may be attached.
         """
         self.keep_only(server, has)
         if has is not None and has.needed:
@@ -375,17 +397,21 @@ class LibvirtGuests:
         )
 
     def remember(self, server: str, changed: Callable[[HostedServer], HostedServer]) -> None:
-        """Replace the facts in the domain's metadata with ``changed(present facts)``."""
+        """Replace the facts in the domain's metadata with ``changed(present facts)``.
+
+        Raises:
+            VerbFailed: There is no domain, or the facts cannot be read.
+        """
         text = power.find(self._libvirt, server).marks.facts
         self._libvirt.mark(server, facts=write_facts(changed(_read_facts(text))))
 
     def record_interface(self, server: str, interface: Interface) -> None:
-        """Record in the domain's metadata that the guest has an interface."""
+        """Add an attached interface to the domain's metadata of Kilonova and of Nova."""
         self.remember(server, lambda facts: facts.with_interface(interface))
         self._libvirt.change_metadata(server, lambda text: nova_xml.with_interface(text, interface))
 
     def forget_interface(self, server: str, port_id: str) -> None:
-        """Record in the domain's metadata that the guest has no interface of this port."""
+        """Remove the interface of a port from the domain's metadata of Kilonova and of Nova."""
         self.remember(server, lambda facts: facts.without_interface(port_id))
         self._libvirt.change_metadata(
             server, lambda text: nova_xml.without_interface(text, port_id)
@@ -403,7 +429,7 @@ class LibvirtGuests:
         With ``keep_files`` the folder stays, because another host uses the files on shared storage.
 
         Raises:
-            VerbFailed: A volume cannot be disconnected, or libvirt refuses.
+            VerbFailed: A volume or share cannot be disconnected, or libvirt refuses.
         """
         folder = self.folder(server)
         self.pull_plug(server)
@@ -474,12 +500,14 @@ class LibvirtGuests:
         read_image: ImageReader,
         context: VerbContext,
     ) -> Disk:
-        """Fetch the image and make the disk ``name`` under its temporary name.
+        """Fetch the image, make the disk ``name`` under its temporary name, and return the disk.
 
         The caller renames the disk with ``disks.adopt``.
 
         Raises:
+            VerbFailed: The image cannot be used, or the disk cannot be made.
             Cancelled: The verb was cancelled. The caller has not stopped the guest yet.
+            Unavailable: The image service does not answer.
         """
         cached = self._fetch_image(spec, image, read_image, context)
         context.phase(CommandPhase.MAKING_DISKS)
@@ -502,7 +530,8 @@ class LibvirtGuests:
         """Return the host's part of the server's definition. Nothing is changed on the host.
 
         Raises:
-            VerbFailed: This host does not support the connection of a volume.
+            VerbFailed: The id is not a UUID, or this host does not support the connection of a
+                volume.
         """
         return HostDetails(
             self.folder(spec.server),
@@ -523,7 +552,7 @@ class LibvirtGuests:
         self._libvirt.define(self.shares.dress(spec.server, xml))
 
     def _stop(self, server: str) -> None:
-        """Stop the domain, if there is one, and drop the saved memory."""
+        """Destroy the domain, if there is one, and drop the saved memory."""
         if self._libvirt.find(server) is not None:
             power.pull_plug(self._libvirt, server)
 
@@ -560,7 +589,8 @@ def root_disk(folder: Path, spec: GuestSpec) -> Disk | None:
     """Return the server's root disk on this host, or None if the server boots from a volume.
 
     Raises:
-        VerbFailed: The disk is missing or its header is not acceptable.
+        VerbFailed: The disk or its backing file is missing, or the header of the disk is not
+            acceptable, as in ``disks.existing``.
     """
     return None if boots_from_volume(spec.volumes) else disks.existing(folder)
 

@@ -33,10 +33,12 @@ def attach(
 ) -> DomainState:
     """Attach the interface to the stored definition, and to the domain if active.
 
-    An interface that is present is not attached again.
+    An interface that is present is not attached again. The fence is recorded, and the domain's
+    state returned.
 
     Raises:
-        VerbFailed: The server is suspended, or the interface's bridge does not appear in time.
+        VerbFailed: The server is suspended or has no domain, libvirt refuses, or the interface's
+            bridge does not appear in time.
         Cancelled: The verb was cancelled before anything was changed.
     """
 
@@ -77,11 +79,11 @@ def detach(
 ) -> DomainState:
     """Detach the interface from the domain if active, and from the stored definition.
 
-    A missing interface is ignored.
+    A missing interface is ignored. The fence is recorded, and the domain's state returned.
 
     Raises:
-        VerbFailed: The server is suspended, or the guest is paused or does not release the
-            interface within ``seconds``. The interface stays in both definitions.
+        VerbFailed: The server is suspended or has no domain, or the guest is paused or does not
+            release the interface within ``seconds``. The interface stays in both definitions.
         Cancelled: The verb was cancelled while the guest held the interface.
     """
     context.phase(CommandPhase.DETACHING_INTERFACE)
