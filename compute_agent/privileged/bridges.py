@@ -95,9 +95,10 @@ def serve(where: socket.socket) -> None:
         caller, _ = where.accept()
         with caller, contextlib.suppress(OSError):
             caller.settimeout(CALL_SECONDS)
+            name = _read(caller, MOST_BYTES).decode(errors="replace")
             try:
-                make(_read(caller, MOST_BYTES).decode(errors="replace"))
-            except NotMade as error:
+                make(name)
+            except (NotMade, OSError) as error:
                 LOG.warning("%s", error)
                 caller.sendall(str(error).encode())
 
@@ -116,15 +117,16 @@ def make(name: str) -> None:
     if not NAME.fullmatch(name):
         raise NotMade(f"{name!r} is not the name of a network's bridge")
     device = DEVICES / name
-    if not device.exists():
+    existed = device.exists()
+    if not existed:
         # As in Neutron: no spanning tree, and a port forwards packets as soon as it is up.
         refusal = _ip("link", "add", name, "type", "bridge", "stp_state", "0", "forward_delay", "0")
         if refusal and not device.exists():
             raise NotMade(f"the bridge {name} cannot be created: {refusal}")
-    elif int((device / "flags").read_text(), 16) & IFF_UP:
-        return
     if not (device / "bridge").is_dir():
         raise NotMade(f"the device {name} is not a bridge; delete it: ip link delete {name}")
+    if existed and int((device / "flags").read_text(), 16) & IFF_UP:
+        return
     # The host itself must not be reachable on a tenant's network. A kernel without IPv6 lacks the
     # file.
     with contextlib.suppress(FileNotFoundError):

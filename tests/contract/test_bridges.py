@@ -94,13 +94,15 @@ def test_concurrent_creation_of_same_bridge_succeeds_for_all_callers(name: str) 
     assert_ready(name)
 
 
+@pytest.mark.parametrize("state", ["down", "up"])
 def test_bridge_helper_refuses_and_keeps_device_of_other_type(
-    helper: BridgeHelper, name: str, caplog: pytest.LogCaptureFixture
+    helper: BridgeHelper, name: str, state: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     ip("link", "add", name, "type", "ifb")
+    ip("link", "set", name, state)
     caplog.set_level(logging.WARNING, bridges.__name__)
     with pytest.raises(NotMade, match=f"is not a bridge; delete it: ip link delete {name}"):
         bridges.make(name)
     helper.ensure([name])
     assert f"did not make the bridge {name}" in caplog.text
-    assert int(read_attribute(name, "flags"), 16) & bridges.IFF_UP == 0
+    assert bool(int(read_attribute(name, "flags"), 16) & bridges.IFF_UP) == (state == "up")

@@ -16,6 +16,7 @@ from common.domain.models import Interface
 from compute_agent.privileged import bridges
 from compute_agent.privileged.bridges import BridgeHelper, NotMade
 from compute_agent.virt.interfaces import plug
+from tests.contract.bridge_helper import start_helper
 
 
 def test_bridge_helper_accepts_bridge_name_of_every_network() -> None:
@@ -51,3 +52,13 @@ def test_bridge_helper_logs_no_message_when_not_installed(
     caplog.set_level(logging.DEBUG)
     BridgeHelper(tmp_path / "none").ensure([f"brq{str(uuid.uuid4())[:11]}"])
     assert caplog.records == []
+
+
+def test_bridge_helper_logs_device_without_readable_flags(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = f"brq{str(uuid.uuid4())[:11]}"
+    (tmp_path / name / "bridge").mkdir(parents=True)
+    monkeypatch.setattr(bridges, "DEVICES", tmp_path)
+    start_helper(tmp_path).ensure([name])
+    assert f"did not make the bridge {name}: [Errno 2]" in caplog.text

@@ -104,6 +104,7 @@ def test_qcow2_read_skips_unknown_extensions_and_reads_version_2(tmp_path: Path)
     [
         (b"", "ends within"),
         (header()[:100], "ends within"),
+        (header(length=112)[:104], "ends within"),
         (header(magic=b"QFI\0"), "not qcow2"),
         (b"just bytes" * 100, "not qcow2"),
         (header(version=4), "not qcow2"),

@@ -147,7 +147,7 @@ def check(file: int) -> Qcow2Header:
 def _parse(head: bytes) -> _Parsed:
     try:
         return _parse_header(head)
-    except struct.error as error:
+    except (struct.error, IndexError) as error:
         raise ValueError("the file ends within its header") from error
 
 
