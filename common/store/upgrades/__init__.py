@@ -26,12 +26,14 @@ def upgrade(store: Store) -> tuple[str | None, str]:
         database was not changed.
 
     Raises:
-        alembic.util.CommandError: The database is newer than this code.
+        Problem: The database is newer than this code.
     """
     from alembic import command
     from alembic.config import Config
 
     before, options = version(store), Config()
+    if before and before > newest():
+        raise _mismatch(store, before)
     options.set_main_option("script_location", str(Path(__file__).parent).replace("%", "%%"))
     with store.begin() as tx:
         options.attributes["connection"] = tx
@@ -71,8 +73,12 @@ def check(store: Store) -> None:
     """
     found = version(store)
     if found != newest():
-        where = store.url.render_as_string(hide_password=True)
-        raise errors.Problem(
-            f"The database {where} is at version {found or 'none'}, this code needs {newest()}. "
-            f"If [database] url names the right database: {remedy(found)}"
-        )
+        raise _mismatch(store, found)
+
+
+def _mismatch(store: Store, found: str | None) -> errors.Problem:
+    where = store.url.render_as_string(hide_password=True)
+    return errors.Problem(
+        f"The database {where} is at version {found or 'none'}, this code needs {newest()}. "
+        f"If [database] url names the right database: {remedy(found)}"
+    )

@@ -157,6 +157,18 @@ def test_database_upgrade_is_repeatable_and_version_shows_state(
     assert "was empty" in lines[1] and "already" in lines[2]
 
 
+def test_database_upgrade_refuses_database_newer_than_the_code(
+    conf: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["--config", str(conf), "database", "upgrade"])
+    store = Store.open(config.load(str(conf)))
+    store.write(lambda tx: tx.execute(sa.text("UPDATE alembic_version SET version_num = '9999'")))
+    store.close()
+    assert main(["--config", str(conf), "database", "upgrade"]) == 1
+    output = capsys.readouterr().err
+    assert "is at version 9999" in output and "install the release" in output
+
+
 def test_database_upgrade_seals_user_data_with_the_key(
     conf: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
