@@ -81,13 +81,17 @@ class ShareClient(OptionalService):
         )
 
     def rules(self, token: str, share_id: str, access_to: str) -> list[JsonObject]:
-        """Return the share's rules for this address. At most one of them is not being deleted."""
+        """Return the share's rules for this address: the rule in force, then those being deleted.
+
+        The service has at most one rule in force for an address.
+        """
         rules = self._json(
             "GET", f"/share-access-rules?share_id={quote(share_id, safe='')}", token
         )["access_list"]
-        return [
+        own = [
             rule for rule in rules if (rule["access_type"], rule["access_to"]) == (IP, access_to)
         ]
+        return sorted(own, key=lambda rule: rule["state"] in GOING)
 
     def allow(self, token: str, share_id: str, access_to: str) -> str:
         """Create a rule that lets an address read and write the share, unless a rule exists.

@@ -163,6 +163,16 @@ def test_share_allow_succeeds_when_other_conductor_created_rule(http: OverHttp) 
     assert len(http.manila.rules) == 1
 
 
+def test_share_allow_returns_state_of_new_rule_while_older_rule_is_deleted(
+    http: OverHttp,
+) -> None:
+    http.service.allow(http.share, ADDRESS)
+    [old] = http.manila.rules.values()
+    old["state"] = "denying"
+    http.manila.rules["new"] = {**old, "id": "new", "state": "active"}
+    assert http.service.allow(http.share, ADDRESS) == ACTIVE
+
+
 def test_show_share_returns_preferred_export_location(http: OverHttp) -> None:
     for token in ("mine", "admin"):
         share = http.client.share(token, http.share)
