@@ -410,7 +410,7 @@ def proceed(
         skipping = [run for run in runs if step.is_skipped(run)]
         runs = [run for run in runs if run not in skipping]
         if runs and step.command:
-            _start(tx, engine, step, runs)
+            _start(tx, engine, workflow, number, runs)
             runs = []
         elif runs and _is_elsewhere(step, ready):
             for run in runs:
@@ -458,18 +458,25 @@ def _is_through(
     return True
 
 
-def _start(tx: Connection, engine: WorkflowEngine, step: AnyStep, runs: Sequence[AnyRun]) -> None:
+def _start(
+    tx: Connection,
+    engine: WorkflowEngine,
+    workflow: AnyWorkflow,
+    index: int,
+    runs: Sequence[AnyRun],
+) -> None:
     """Record the start of a step and its command. The command is sent after the commit.
 
     A run whose step has no host fails.
     """
+    step = workflow.steps[index]
     assert step.command is not None
     placed = []
     for run in runs:
         host = step.host(run)
         if host is None:
             run.fail(f"Server {run.server.id} is on no host. Delete it and create it again.")
-            fail(tx, engine, engine.workflows[run.action.workflow], 0, run)
+            fail(tx, engine, workflow, index, run)
             continue
         placed.append(run)
         run.record_event(step.name, StepEvent.STARTED, host)

@@ -19,7 +19,7 @@ from conductor.engine import reports, runner
 from tests.workflows.frozen import register
 from tests.workflows.moves import resize_to_bigger
 from tests.workflows.poison import Poison, change, hold_row_lock, poison
-from tests.workflows.scenarios import PINNED
+from tests.workflows.scenarios import PINNED, ask
 from tests.workflows.simulator import Cloud
 
 
@@ -463,6 +463,26 @@ def damage(cloud: Cloud, table: str, column: str, row_id: str, document: str) ->
 
 
 JSON_COLUMNS = [column.name for column in schema.servers.c if isinstance(column.type, Json)]
+
+
+def test_shelve_undoes_completed_steps_when_server_row_lost_its_host(cloud: Cloud) -> None:
+    [server] = cloud.create(networks=[])
+    cloud.settle()
+    images = dict(cloud.images.records)
+    ask(cloud, server, "shelve")
+    cloud.advance()
+    host = cloud.hosts[cloud.show(server).host]
+    host.work()
+    cloud.store.write(
+        lambda tx: tx.execute(
+            sa.update(schema.servers).where(schema.servers.c.id == server).values(host=None)
+        )
+    )
+    cloud.sync(host, ask=False)
+    cloud.advance()
+    query = sa.select(schema.events.c.step).where(schema.events.c.event == "failed")
+    assert cloud.store.read(lambda tx: tx.scalars(query).all()) == ["upload"]
+    assert cloud.images.records == images
 
 
 @pytest.mark.parametrize("document", ["{broken", "7", '"text"', "[7]"])
