@@ -12,6 +12,7 @@ import sqlalchemy as sa
 
 from common.domain import errors, ids, states
 from common.domain.context import RequestContext
+from common.domain.hardware import ON_VOLUME
 from common.domain.models import Flavor, HostInventory, ImageRef
 from common.domain.statuses import GuestState, MigrationType
 from common.domain.wire import to_wire
@@ -54,8 +55,9 @@ def store(upgraded_url: str) -> Iterator[Store]:
     store.close()
 
 
-def new_server(store: Store, name: str, memory_mb: int = 128) -> str:
+def new_server(store: Store, name: str, memory_mb: int = 128, on_volume: bool = False) -> str:
     """Create a stopped server on h1, with allocations and a guest."""
+    image = {"id": "", ON_VOLUME: True} if on_volume else to_wire(IMAGE)
     server = ids.new()
     with store.begin() as tx:
         servers.insert(
@@ -78,7 +80,7 @@ def new_server(store: Store, name: str, memory_mb: int = 128) -> str:
                     "tags": [],
                     "scheduler_hints": {"group": "g"},
                     "security_groups": [],
-                    "image": to_wire(IMAGE),
+                    "image": image,
                     "image_id": "i",
                     "pinned_availability_zone": "az1",
                     "reservation_id": "r",
@@ -136,6 +138,13 @@ def test_host_contents_list_servers_by_size_with_scheduler_data(store: Store) ->
     assert store.read(lambda tx: host_contents.look(tx, "h2")).servers == []
     with pytest.raises(errors.NotFound, match="There is no host h3"):
         store.read(lambda tx: host_contents.look(tx, "h3"))
+
+
+def test_host_contents_show_flavor_without_root_disk_of_server_on_volume(store: Store) -> None:
+    new_server(store, "on-disk"), new_server(store, "on-volume", on_volume=True)
+    contents = store.read(lambda tx: host_contents.look(tx, "h1"))
+    disks = {resident.name: resident.flavor.root_gb for resident in contents.servers}
+    assert disks == {"on-disk": FLAVOR.root_gb, "on-volume": 0} and FLAVOR.root_gb > 0
 
 
 def test_host_contents_show_move_from_begin_to_end(store: Store) -> None:

@@ -18,6 +18,7 @@ from sqlalchemy.engine import Connection
 from common.domain import errors, states
 from common.domain.clock import SECOND
 from common.domain.context import RequestContext
+from common.domain.hardware import on_host
 from common.domain.models import Flavor, ImageRef
 from common.domain.statuses import (
     OPEN_MIGRATIONS,
@@ -45,6 +46,7 @@ class Resident:
     name: str
     project_id: str
     vm_state: str
+    #: Without root disk if the server boots from a volume.
     flavor: Flavor
     image: ImageRef | None = None
     hints: Values = field(default_factory=dict)
@@ -179,7 +181,7 @@ def _residents(tx: Connection, name: str) -> list[Resident]:
             row.name,
             row.project_id,
             row.vm_state,
-            from_wire(Flavor, row.flavor),
+            on_host(from_wire(Flavor, row.flavor), row.image),
             from_wire(ImageRef, row.image) if row.image else None,
             row.scheduler_hints,
             row.pinned_availability_zone,
