@@ -244,5 +244,12 @@ def test_usage_audit_log_of_last_month_is_for_admins(cloud: Cloud) -> None:
     path = "/os-instance_usage_audit_log"
     log = cloud.call("GET", path, token="admin").json["instance_usage_audit_logs"]
     assert log["period_beginning"] < log["period_ending"] and log["log"] == {}
-    assert cloud.call("GET", f"{path}/yesterday", token="admin").status_code == 400
     assert cloud.call("GET", path).status_code == 403
+
+
+@pytest.mark.parametrize("before", ["yesterday", "0001-01-15 00:00:00"])
+def test_usage_audit_log_before_invalid_or_too_early_time_returns_400(
+    cloud: Cloud, before: str
+) -> None:
+    answer = cloud.call("GET", f"/os-instance_usage_audit_log/{before}", token="admin")
+    assert answer.status_code == 400 and "Invalid timestamp" in answer.text

@@ -29,13 +29,13 @@ def show(request: Request, before: str) -> JsonObject:
     """Return the log of the last month that was complete at the time ``before``.
 
     Raises:
-        BadRequest: The time is not in one of ``_FORMATS``.
+        BadRequest: The time is not in one of ``_FORMATS``, or is too early.
     """
     text = unquote(before)
     for form in _FORMATS:
         try:
             return {"instance_usage_audit_log": _build_log(request, datetime.strptime(text, form))}
-        except ValueError:
+        except (ValueError, OverflowError):  # There is no month before January of the year 1.
             continue
     raise errors.BadRequest(
         f"Invalid timestamp for date {text[:80]}; write the time like 2026-01-31 23:59:59."
