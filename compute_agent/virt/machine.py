@@ -73,7 +73,8 @@ class Monitor:
     def read(self) -> dict[str, float]:
         """Return the metrics by name: percentages (0 to 100) of all CPUs, and the frequency in MHz.
 
-        The frequency is left out if the kernel does not report it.
+        The percentages cover the time since the last call. The first call covers the time since the
+        boot. The frequency is left out if the kernel does not report it.
         """
         line = (self._root / "proc/stat").read_text().split("\n", 1)[0]
         now = [int(number) for number in line.split()[1:9]]
@@ -108,7 +109,7 @@ class Monitor:
 
 
 def cpus(root: Path = ROOT) -> list[int]:
-    """Return the kernel's numbers of the host's CPUs, in rising order."""
+    """Return the kernel's numbers of the host's CPUs, also those offline, in rising order."""
     return sorted(parse((root / "sys/devices/system/cpu/present").read_text().strip(), "present"))
 
 

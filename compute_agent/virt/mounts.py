@@ -117,12 +117,12 @@ class Mounts:
     def unmount(self, folder: Path) -> None:
         """Unmount and remove ``folder``. A folder that is no mount point is only removed.
 
-        A busy file system is detached from the folder at once, and unmounted when its last user
-        ends. A missing folder is ignored.
+        A file system that cannot be unmounted, for example while in use, is detached from the
+        folder at once, and unmounted when the last user ends. A missing folder is ignored.
 
         Raises:
-            VerbFailed: The file system cannot be unmounted.
-            OSError: The folder is not empty.
+            VerbFailed: The file system cannot be detached either.
+            OSError: The folder is not empty, or cannot be removed.
         """
         if folder in self.mounted():
             try:
@@ -148,5 +148,5 @@ def host_mounts() -> Mounts:
 
 
 def _unescape(name: str) -> str:
-    """Decode the octal escapes of spaces and backslashes in a path from the kernel's table."""
+    """Decode the octal escapes in a path from the kernel's table, for example those of spaces."""
     return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), name)

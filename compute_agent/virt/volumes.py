@@ -62,7 +62,9 @@ def link(volume: AttachedVolume, protocols: Collection[str]) -> VolumeLink:
         protocols: Protocols that this host supports.
 
     Raises:
-        VerbFailed: The host cannot reach the volume, or a guest cannot have it as a disk.
+        VerbFailed: An id of the volume is not a UUID, the connection is missing or has no data, the
+            protocol is not in ``protocols``, the volume is encrypted, or a guest cannot have the
+            volume as a disk on its bus.
     """
     check_id(volume.volume_id)
     check_id(volume.stored_id)
@@ -100,7 +102,10 @@ def link(volume: AttachedVolume, protocols: Collection[str]) -> VolumeLink:
 
 
 def unreadable(volume_id: str, details: str) -> VerbFailed:
-    """Return the failure of a volume whose connection data is incomplete or not permitted."""
+    """Return the failure for connection data of a volume that is incomplete or not permitted.
+
+    ``details`` is for the operator.
+    """
     return VerbFailed(
         f"The volume service's connection data for volume {volume_id} cannot be used on this host. Attach the "
         "volume again, or see the host's log.",
@@ -109,12 +114,10 @@ def unreadable(volume_id: str, details: str) -> VerbFailed:
 
 
 def links(volumes: Iterable[AttachedVolume], protocols: Collection[str]) -> list[VolumeLink]:
-    """Return the links of all volumes, in the same order.
-
-    Verbs call this before they make or delete anything of a guest.
+    """Return the result of ``link`` for each volume, in the same order.
 
     Raises:
-        VerbFailed: The host cannot reach one of the volumes.
+        VerbFailed: ``link`` refuses a volume.
     """
     return [link(volume, protocols) for volume in volumes]
 
@@ -123,7 +126,7 @@ def check_id(volume_id: str) -> None:
     """Check that the id is a UUID, because it becomes part of names and of the guest's XML.
 
     Raises:
-        VerbFailed: The id is not a UUID.
+        VerbFailed: The id is not a UUID in lower case with hyphens.
     """
     try:
         if str(uuid.UUID(volume_id)) == volume_id:
@@ -170,7 +173,10 @@ def suspended() -> VerbFailed:
 
 
 def held(volume_id: str, power_state: int, details: str = "") -> VerbFailed:
-    """Return the failure of a detach because the guest still holds the volume."""
+    """Return the failure of a detach because the guest still holds the volume.
+
+    ``power_state`` is that of the guest and chooses the advice. ``details`` is for the operator.
+    """
     why = (
         "The guest is paused; resume the server and try again"
         if power_state == PAUSED
@@ -198,15 +204,15 @@ def foreign(volume_ids: Iterable[str]) -> VerbFailed:
 def copyable(
     volume: AttachedVolume, guest_volumes: Iterable[AttachedVolume], power_state: int
 ) -> AttachedVolume:
-    """Return the guest's present volume, after checks whether it can be copied.
+    """Return the guest's present volume, after checks that it can be copied.
 
     Args:
-        volume: The id of the present volume, with the connection of the new location.
+        volume: The id of the present volume, with the connection and size of the new location.
         guest_volumes: The volumes of the guest.
         power_state: Power state of the guest.
 
     Raises:
-        VerbFailed: The guest lacks the volume or is off, or the two sizes differ.
+        VerbFailed: The guest lacks the volume or is not active, or the two sizes differ.
     """
     present_volume = next(
         (
@@ -226,16 +232,18 @@ def copyable(
     if volume.size_gb != present_volume.size_gb:
         raise another_size(
             volume.volume_id,
-            f"{present_volume.size_gb} GiB, and the new volume {volume.size_gb} GiB",
+            f"the volume has {present_volume.size_gb} GiB, and the new volume {volume.size_gb} GiB",
         )
     return present_volume
 
 
 def snapshotted(volume: AttachedVolume, guest_volumes: Iterable[AttachedVolume]) -> AttachedVolume:
-    """Return the guest's present volume, after a check that hosts can take snapshots of it.
+    """Return the guest's present volume with this id, after a check that it is a file on NFS.
+
+    Hosts take snapshots only of such volumes.
 
     Raises:
-        VerbFailed: The guest lacks the volume, or the volume is not a file.
+        VerbFailed: The guest lacks the volume, or the volume is not a file on NFS.
     """
     present_volume = next(
         (
@@ -257,7 +265,7 @@ def refuse_no_file(volume: AttachedVolume) -> None:
     Hosts take snapshots of files only. The volume service takes the snapshots of all other volumes.
 
     Raises:
-        VerbFailed: The volume is not a file.
+        VerbFailed: The volume is not a file on NFS.
     """
     protocol = volume.connection.get("driver_volume_type")
     if protocol != NFS:
@@ -273,7 +281,7 @@ def mergeable(
     """Check that the host can merge files of the guest's volume now.
 
     Raises:
-        VerbFailed: The guest lacks the volume or is off, or the volume is not a file.
+        VerbFailed: The guest lacks the volume or is not active, or the volume is not a file on NFS.
     """
     snapshotted(volume, guest_volumes)
     if power_state not in (RUNNING, PAUSED):
@@ -284,7 +292,10 @@ def mergeable(
 
 
 def another_size(volume_id: str, details: str) -> VerbFailed:
-    """Return the failure of a copy to a volume of another size while the guest is active."""
+    """Return the failure of a copy to a volume of another size while the guest is active.
+
+    ``details`` is for the operator.
+    """
     return VerbFailed(
         f"The target of volume {volume_id} has another size. While the server runs, its host can copy a volume only "
         "to a target of the same size. Detach the volume, and migrate the detached volume.",

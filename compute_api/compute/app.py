@@ -112,11 +112,14 @@ class ComputeEndpoint(Endpoint[Route, ComputeHttpRequest]):
         raise falcon.HTTPGone()
 
     def serve(self, req: ComputeHttpRequest, resp: falcon.Response, **params: str) -> None:
-        """Check a request in the order of this module, and answer with the result of the handler.
+        """Check caller, route, query, server, policy and body, and send the handler's result.
+
+        For the order see the docstring of the module.
 
         Raises:
             Unauthorized: The request has no caller.
-            NotFound: No route has this method at this microversion, or the server does not exist.
+            NotFound: No route has this method at this microversion, or the server does not exist
+                for the caller.
             Problem: A check or the handler refuses the request.
         """
         state = req.context
@@ -155,7 +158,7 @@ class ComputeEndpoint(Endpoint[Route, ComputeHttpRequest]):
 
         Raises:
             UnsupportedMediaType: The media type is not one of ``BODY_TYPES``.
-            BadRequest: The body is not JSON, or violates the schema.
+            BadRequest: The body is not valid JSON, is too complex, or violates the schema.
             TooLarge: The body is larger than the route allows.
         """
         if route.body is None:
@@ -180,6 +183,8 @@ class ComputeEndpoint(Endpoint[Route, ComputeHttpRequest]):
 
 def _read_server(request: Request, route: Route, server_id: str) -> ServerRecord:
     """Return the row of the route's server, after the check of the route's policy rule.
+
+    If the route has no rule, the handler checks the policy.
 
     Raises:
         NotFound: The server does not exist for the caller. A deleted server counts only if the

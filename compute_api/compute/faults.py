@@ -35,14 +35,17 @@ _TEXTS = {
 
 
 def body(status: int, message: str) -> JsonObject:
-    """Return the JSON body of an error response with this status and message."""
+    """Return the JSON body of an error response with this status and message.
+
+    The key is from ``KINDS``, or "computeFault" for another status.
+    """
     return {KINDS.get(status, "computeFault"): {"code": status, "message": message}}
 
 
 def handle(
     req: falcon.Request, resp: falcon.Response, problem: BaseException, params: object
 ) -> None:
-    """Write the response for an exception of a handler. Falcon calls this.
+    """Write the error response for any exception during a request. Falcon calls this.
 
     Statuses from 500 on, except 501, are logged with the traceback.
     """

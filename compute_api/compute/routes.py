@@ -108,9 +108,10 @@ _PROXIED = "2.35"
 
 
 def operations() -> set[str]:
-    """Return all present and removed operations of this API.
+    """Return all operations of this API, including the removed operations of ``GONE``.
 
-    An operation is a method with a path, for example "GET /servers", or the key of an action.
+    An operation is a method with a path, for example "GET /servers", or a key of
+    ``states.ACTIONS``.
     """
     removed = {f"{method} {path}" for path, methods in GONE.items() for method in methods.split()}
     return (

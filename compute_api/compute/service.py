@@ -42,11 +42,16 @@ _opened = ExitStack()
 
 
 def application(conf: cfg.ConfigOpts, policy: Policy | None = None) -> WSGIApplication:
-    """Return the WSGI application with the real services. Call this in the worker process.
+    """Return the API's WSGI application with authentication, health checks and all its clients.
+
+    Call this in the worker process. ``_opened.close`` closes the connections.
 
     Args:
         conf: The configuration.
         policy: The policy that the master has read, or None to read the policy now.
+
+    Raises:
+        ConfigError: The configuration is invalid.
     """
     from common.clients import limits, network_records, shares, volumes
     from common.clients.identity import IdentityClient
@@ -107,7 +112,8 @@ def application(conf: cfg.ConfigOpts, policy: Policy | None = None) -> WSGIAppli
 def image_client(identity: IdentityClient) -> ImageClient:
     """Return the client for the image service with tenants' tokens.
 
-    The client refuses images that hosts could not download with Kilonova's own token.
+    The client's ``show`` refuses an image that Kilonova's own user cannot read, because hosts
+    download images through this user.
     """
     from common.clients.image import ImageClient
     from common.clients.own_images import OwnImages

@@ -68,7 +68,7 @@ class VersionDocument:
 
 
 def choices(req: ComputeHttpRequest, resp: falcon.Response, **params: str) -> None:
-    """Answer a path without a version with 300 and the same path below each root."""
+    """Answer a path without a version with 300 and links to that path below /v2 and /v2.1."""
     base = req.context.base
     entries = []
     for root in ("v2", "v2.1"):

@@ -86,7 +86,7 @@ class BrowserCookies:
         return ""
 
     def _build_cookie_name(self, token: str) -> str:
-        """Return the cookie's name.
+        """Return the name of the cookie for this token.
 
         With https the name has a prefix, so that other hosts of the domain cannot set the cookie.
         """
@@ -106,7 +106,10 @@ class BrowserCookies:
         return not self._embedded and _accepts_html(headers)
 
     def _is_embedded(self, headers: Headers) -> bool:
-        """Return True if a browser may show the page inside another page."""
+        """Return True if a browser may show the page inside another page.
+
+        Without Sec-Fetch-Dest, a client that accepts HTML counts if other pages may embed consoles.
+        """
         target = headers.get_all("Sec-Fetch-Dest")
         if target:
             return len(target) == 1 and target[0] in INSIDE

@@ -115,8 +115,9 @@ class PageServer:
     def answer(self, request: Request) -> Response | None:
         """Return the response to a request, or None if a websocket may be opened.
 
-        This checks the path and the origin of a websocket. ``ConsoleSessions.serve`` checks the
-        token later.
+        The response is the health report, a file, or an error. An HTML page sets the browser's
+        cookie, if ``BrowserCookies`` returns a cookie. For a websocket this checks path and origin,
+        and ``ConsoleSessions.serve`` checks the token later.
         """
         path = urlsplit(request.path).path if request.path.startswith("/") else ""
         if (
@@ -158,10 +159,10 @@ class PageServer:
         return response
 
     def _is_framed(self, request: Request) -> bool:
-        """Return True if a page of another origin shows this page in a frame, or may do so.
+        """Return True if a page of an origin outside ``_origins`` may show this page in a frame.
 
-        Over http, a link from another origin counts, unless the query contains ``ALONE``, which the
-        script of ``framed.html`` adds outside of frames.
+        Over http, each link from such an origin counts, unless the query contains ``ALONE``, which
+        the script of ``framed.html`` adds outside of frames. Without Referer the result is False.
         """
         referers = request.headers.get_all("Referer")
         if not referers or self._origins.issuperset(map(origin, referers)):
@@ -218,7 +219,7 @@ class PageServer:
 
 
 def origin(url: str) -> str:
-    """Return the Origin that a browser sends for a page with this URL, or "" if it is invalid."""
+    """Return the Origin that a browser sends for a page with this URL, or "" on a parse error."""
     try:
         parts = urlsplit(url)
         host, port = (parts.hostname or "").lower(), parts.port
@@ -231,7 +232,7 @@ def origin(url: str) -> str:
 
 
 def _list_files(folder: Path, below: str = "") -> dict[str, Path]:
-    """Return the files in the folder with a suffix in ``TYPES``, by URL path.
+    """Return the files in and below the folder with a suffix in ``TYPES``, by URL path.
 
     Links that lead out of the folder are left out.
 

@@ -103,7 +103,7 @@ class ConsoleServer:
         )
 
     def start(self) -> list[threading.Thread]:
-        """Start the threads and return them."""
+        """Start the threads that accept connections and check sessions, and return them."""
         threads = [
             threading.Thread(target=self._accept, name="accept", daemon=True),
             threading.Thread(
@@ -191,7 +191,7 @@ class ConsoleServer:
 def _select_subprotocol(
     connection: websockets.ServerConnection, offered: Sequence[Subprotocol]
 ) -> Subprotocol | None:
-    """Select "binary" if offered. All messages are binary in any case."""
+    """Return "binary" if the browser offers it, else None. All messages are binary in any case."""
     return BINARY if BINARY in offered else None
 
 

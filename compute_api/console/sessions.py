@@ -222,8 +222,8 @@ class ConsoleSessions:
         """Serve a further connection of an open session, of this or another process.
 
         Raises:
-            SessionRefused: The session has ``MAX_CHANNELS`` further connections, or the host cannot
-                be reached.
+            SessionRefused: The session has ``MAX_CHANNELS`` further connections in this process, or
+                the host cannot be reached.
             Problem: The host's agent does not answer, or refuses.
         """
         with self._lock:
@@ -301,7 +301,7 @@ class ConsoleSessions:
                 session.end(DONE, _ENDED)
 
     def _carry(self, browser: ServerConnection, record: ConsoleTokenRow) -> None:
-        """Connect the guest, and pass data until one side ends."""
+        """Connect the guest, and pass data until one side ends. Errors: see ``_connect_guest``."""
         session = ConsoleSession(browser, self._connect_guest(record), record)
         with self._lock:
             self._open[session] = record.hash
@@ -319,10 +319,10 @@ class ConsoleSessions:
                 del self._open[session]
 
     def _connect_guest(self, record: ConsoleTokenRow) -> Side:
-        """Connect to the guest's console at the address that the host's agent returns.
+        """Connect to the guest's console with the address and secret from the host's agent.
 
         Raises:
-            SessionRefused: The address cannot be reached.
+            SessionRefused: The address cannot be reached, or the TLS configuration is invalid.
             Problem: The agent does not answer, or refuses.
         """
         offer = self._agents.query(
@@ -353,7 +353,7 @@ class ConsoleSessions:
 
         Raises:
             OSError: The host is unreachable, or its certificate is invalid.
-            ConfigError: The TLS configuration is invalid.
+            ConfigError: The TLS configuration is invalid, or does not allow plain text to the host.
         """
         tls_settings = self._protect(host)
         plain_socket = socket.create_connection((host, port), CONNECT_SECONDS)

@@ -37,8 +37,8 @@ class TokenChecker:
                 encryption.
 
         Raises:
-            Unavailable: The identity service does not answer, or this process cannot decrypt the
-                token.
+            Unavailable: The identity service does not answer or does not accept Kilonova's token,
+                or this process cannot decrypt the token.
             Problem: The identity service refuses to validate tokens for Kilonova's user.
         """
         return sealed is None or self._validate(str(self._vault.open(sealed)["token"]))
@@ -49,7 +49,8 @@ def keystone(identity: IdentityClient, auth_url: str) -> IsValid:
 
     The function returns False for an unknown or revoked token. An expired token is valid if the
     identity service supports ``allow_expired``. The function raises Unavailable if the service does
-    not answer, and another Problem if Kilonova's user may not validate tokens.
+    not answer or does not accept Kilonova's token, and another Problem if the service refuses the
+    validation.
     """
     base = auth_url.rstrip("/")
     http = Http("identity service", base if base.endswith("/v3") else f"{base}/v3")

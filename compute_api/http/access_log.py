@@ -96,7 +96,8 @@ def note(environ: WSGIEnvironment, **parts: str) -> None:
 def redact_path(path: str) -> str:
     """Return the path for the log, cut to ``_MAX_PATH_CHARS`` characters.
 
-    Tokens, and all parts between slashes of more than 64 characters, are replaced by '***'.
+    A token after ``os-console-auth-tokens/`` or ``token=``, and each part between slashes of more
+    than 64 characters, is replaced by '***'.
     """
     return _LONG.sub("***", _SECRET.sub(r"\1***", path))[:_MAX_PATH_CHARS]
 
@@ -142,10 +143,10 @@ def _record(environ: WSGIEnvironment, status: str, seconds: float) -> None:
 
 
 def _record_at_end(items: Iterable[bytes], record: Callable[[], None]) -> Iterable[bytes]:
-    """Return the items of a response, and call ``record`` when the items are closed.
+    """Return the items of a response, whose ``close`` then also calls ``record``.
 
     The result is the same object with another ``close``, because gunicorn recognizes files by their
-    class. Only a generator, which accepts no other ``close``, is wrapped.
+    class. Only an object that accepts no other ``close``, such as a generator, is wrapped.
     """
     close = getattr(items, "close", lambda: None)
 

@@ -128,7 +128,8 @@ def authenticate(
         cache: The cache of tokens. None creates a new cache.
 
     Raises:
-        ConfigError: [identity] auth_url is plain HTTP to another machine.
+        ConfigError: [identity] auth_url is plain HTTP to another machine, and allow_plain_text is
+            not set.
     """
     # The library warns about every option of the password plugin although it uses them.
     logging.getLogger("keystonemiddleware._common.config").setLevel(logging.ERROR)

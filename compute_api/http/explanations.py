@@ -40,7 +40,10 @@ def cut(text: str, most: int = MAX_SHOWN_CHARACTERS) -> str:
 
 
 def abbreviate(value: object) -> str:
-    """Return the beginning of the value's repr, with '***' as the value of keys in ``SECRET``."""
+    """Return the value's repr with '***' as the value of keys in ``SECRET``.
+
+    A longer text is cut to ``MAX_SHOWN_CHARACTERS`` characters and an ellipsis.
+    """
     text = ""
     for piece in _split_repr(value):
         text += piece
@@ -51,7 +54,11 @@ def abbreviate(value: object) -> str:
 
 
 def _split_repr(value: object) -> Iterator[str]:
-    """Yield the repr of the value in parts, so that the caller can stop early."""
+    """Yield the repr of the value in parts, so that the caller can stop early.
+
+    Strings are cut to ``MAX_SHOWN_CHARACTERS + 1`` characters. '***' replaces the value of keys in
+    ``SECRET``.
+    """
     if isinstance(value, dict):
         yield "{"
         for number, (key, item) in enumerate(value.items()):
@@ -148,7 +155,7 @@ def _limit_errors(keyword: Keyword) -> Keyword:
 
 @functools.cache
 def _compile_pattern(pattern: str) -> Callable[[object], bool]:
-    """Return a function that checks whether a text matches a pattern of a schema."""
+    """Return a function that checks whether any part of a text matches a pattern of a schema."""
     return jsonschema_rs.Draft202012Validator({"pattern": pattern}).is_valid
 
 

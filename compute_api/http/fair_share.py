@@ -118,7 +118,10 @@ class Lane:
         self._resume(resumed, [])
 
     def refuse_late(self) -> None:
-        """Refuse the requests that have waited for ``MAX_WAIT_SECONDS``. Called regularly."""
+        """Refuse the requests that have waited for ``MAX_WAIT_SECONDS``.
+
+        ``Lanes.refuse_late`` calls this regularly.
+        """
         now, refused = self._monotonic(), []
         with self._lock:
             for project, line in list(self._waiting.items()):
@@ -180,7 +183,8 @@ class Lanes:
     def create(cls, threads: int, waiting_threads: int) -> Lanes:
         """Return lanes with a place for a change in each of these threads.
 
-        The lanes of reads have half as many places, in the threads of ``threads_beside``.
+        The lanes of reads have half as many places, in the threads of ``threads_beside``. A project
+        can use half of the places for changes and a quarter of those for reads, at least one each.
 
         Args:
             threads: Number of the normal threads.
@@ -195,7 +199,7 @@ class Lanes:
 
     @staticmethod
     def threads_beside(threads: int) -> int:
-        """Return the additional threads of a pool, for reads and for validating tokens."""
+        """Return the number of additional threads, for reads and for validating tokens."""
         return threads // 2 + 6
 
     def of(self, method: str, may_wait: bool) -> Lane:
@@ -220,9 +224,9 @@ def limit_projects(
 ) -> WSGIApplication:
     """Wrap the application so that a request only runs with a place in its lane.
 
-    Without a free place the response is 503. If ``Admission.must_wait`` is set, the worker discards
-    this response and calls the application again later. A request without an ``Admission`` or
-    without a project is not limited.
+    Without a free place the response is 503. Unless the lane has refused the request, this also
+    sets ``Admission.must_wait``. Then the worker discards the response and calls the application
+    again later. A request without an ``Admission`` or without a project is not limited.
 
     Args:
         application: Called with the headers that authentication sets.

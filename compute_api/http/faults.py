@@ -38,14 +38,14 @@ class ApiFault:
 
 
 def fault_of(problem: BaseException, texts: Mapping[int, str] = TEXTS) -> ApiFault:
-    """Return the fault for an exception.
+    """Return status, text and headers of the response to an exception.
 
-    An exception that is neither a Problem nor an error of falcon becomes status 500 without
-    details.
+    Any exception that is neither a ``Problem`` nor an error of falcon becomes status 500 without
+    details. The text of a ``Problem`` is cut to ``MAX_TEXT_CHARACTERS``.
 
     Args:
         problem: The exception.
-        texts: Texts of errors of the framework, by status.
+        texts: Texts that replace those of falcon's errors, by status.
     """
     if isinstance(problem, errors.Problem):
         text = cut(problem.text, MAX_TEXT_CHARACTERS)
@@ -58,7 +58,7 @@ def fault_of(problem: BaseException, texts: Mapping[int, str] = TEXTS) -> ApiFau
 
 
 def log_failure(log: logging.Logger, req: falcon.Request, problem: BaseException) -> None:
-    """Log a failure of the service with the traceback, for a response with status 5xx."""
+    """Log an error with the request's method, path and id, and the traceback of ``problem``."""
     log.error(
         "%s %r failed [%s]",
         req.method,
@@ -79,7 +79,7 @@ class FaultyApp(Protocol):
 
 
 def answered_with(app: FaultyApp, handle: Callable[..., None]) -> None:
-    """Register the handler for every exception in the application, including falcon's own."""
+    """Register ``handle`` for every error in the application, including falcon's ``HTTPError``."""
     app.add_error_handler(Exception, handle)
     # This replaces falcon's own handler.
     app.add_error_handler(falcon.HTTPError, handle)
@@ -110,7 +110,7 @@ class TextFaults:
         self._with_title, self._hides_missing = with_title, hides_missing
 
     def install(self, app: FaultyApp) -> None:
-        """Register the error handlers in the application."""
+        """Register the error handlers and the plain-text serializer in the application."""
         app.set_error_serializer(self._serialize)
         app.add_error_handler(Exception, self._handle_failure)
         app.add_error_handler(errors.Problem, self._handle_refusal)

@@ -66,7 +66,7 @@ class Health:
     def answer(self, path: str) -> tuple[int, JsonObject] | None:
         """Return status and body for the path ``ALIVE`` or ``READY``, or None for another path.
 
-        For ``READY`` the status is 503 if a required dependency fails.
+        ``ALIVE`` always has status 200. ``READY`` has 503 if a required dependency fails, else 200.
         """
         if path == ALIVE:
             return 200, {"status": "alive"}
@@ -90,7 +90,7 @@ class Health:
         return 200 if is_ready else 503, {"status": status, "dependencies": dependencies}
 
     def _read_failures(self) -> Mapping[str, str]:
-        """Return the error text of each dependency, "" if the dependency works.
+        """Return the error text of each dependency by name, "" if the dependency works.
 
         If the last result is older than ``KEEP_SECONDS``, one thread checks again. Meanwhile other
         threads return the previous result, or wait for the first result.
@@ -138,12 +138,13 @@ def _check(dependency: Dependency) -> str:
 def add_health_checks(
     application: WSGIApplication, health: Health, unless: str | None = None
 ) -> WSGIApplication:
-    """Wrap the application so that GET and HEAD of the two paths return the health.
+    """Wrap the application so that GET and HEAD of ``ALIVE`` and ``READY`` return the health.
 
     Args:
         application: The application.
         health: The health of the process.
-        unless: A header, in WSGI's spelling. Requests with this header get no health report.
+        unless: Key of a header in the WSGI environment. Requests with this header go to the
+            application instead. None: no exception.
     """
 
     def entry(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:

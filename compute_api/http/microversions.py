@@ -19,7 +19,7 @@ _FIRST = "0.0"
 
 
 def number(version: str) -> int:
-    """Return the minor number of a version. For example, "2.53" is 53."""
+    """Return the minor number of a version, for example 53 of "2.53"."""
     return int(version.partition(".")[2])
 
 
@@ -43,11 +43,12 @@ def find_version(
 ) -> str | None:
     """Return the requested version of a service in lower case, or None if no header has one.
 
-    The text is not validated. For example, it may be "latest".
+    The text is not validated. For example, the text may be "latest" or empty. The header
+    OpenStack-API-Version has priority over the legacy header.
 
     Args:
         headers: The headers, with names in upper case.
-        service: Name of the service in the common header.
+        service: Name of the service in OpenStack-API-Version, in lower case.
         older_header: Name of the service's own legacy header, or None.
     """
     for item in headers.get(HEADER.upper(), "").split(","):
@@ -59,14 +60,15 @@ def find_version(
 
 
 def is_version(text: str) -> bool:
-    """Return True if the text is two numbers of any size, joined by a dot."""
+    """Return True if the text is two numbers without leading zeros, joined by a dot."""
     return _DIGITS.match(text) is not None
 
 
 def parse(text: str) -> tuple[int, int] | None:
     """Return major and minor number of a version.
 
-    Return None if the text has another form, or a number has more than four digits.
+    Return None if the text has another form, or a number has a leading zero or more than four
+    digits.
     """
     match = _FORM.match(text)
     return (int(match[1]), int(match[2])) if match else None

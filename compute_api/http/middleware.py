@@ -48,19 +48,19 @@ class RequestIds:
         self._headers = headers
 
     def process_request(self, req: HttpRequest, resp: falcon.Response) -> None:
-        """Choose the request id. Falcon calls this before routing."""
+        """Store the request id, of ``log_requests`` or new. Falcon calls this before routing."""
         req.context.request_id = access_log.begin_request(req.env, req.context)
 
     def process_resource(
         self, req: HttpRequest, resp: falcon.Response, resource: object, params: object
     ) -> None:
-        """Store the template of the path for the log. Falcon calls this after routing."""
+        """Store the template of the path for the log. Falcon calls this after a route matched."""
         req.env[access_log.ROUTE] = req.uri_template
 
     def process_response(
         self, req: HttpRequest, resp: falcon.Response, resource: object, succeeded: bool
     ) -> None:
-        """Add the request id to the response. Falcon calls this after the handler."""
+        """Add the request id to the response. Falcon calls this at the end, also after an error."""
         for header in self._headers:
             resp.set_header(header, req.context.request_id)
 
@@ -72,10 +72,10 @@ class BodySizes:
         self._max_bytes = max_bytes
 
     def process_request(self, req: falcon.Request, resp: falcon.Response) -> None:
-        """Check Content-Length. Falcon calls this before routing.
+        """Check Content-Length. A body without Content-Length passes. Falcon calls this.
 
         Raises:
-            TooLarge: The body has more than ``max_bytes``.
+            TooLarge: Content-Length exceeds ``max_bytes``.
         """
         request_data.check_length(req, self._max_bytes)
 
@@ -90,7 +90,8 @@ class Authentication(Generic[RequestT]):
         """Store the caller, unless the operation is public. Falcon calls this before routing.
 
         Raises:
-            Unauthorized, Forbidden: As for ``authenticated_context``.
+            Unauthorized: The operation is not public, and the request has no validated token.
+            Forbidden: The operation is not public, and the token has no project.
         """
         if not self._is_public(req):
             req.context.caller = authenticated_context(
@@ -99,10 +100,10 @@ class Authentication(Generic[RequestT]):
 
 
 def require_caller(caller: RequestContext) -> None:
-    """Refuse an anonymous caller in the endpoint, independently of the middleware.
+    """Check in the endpoint that the caller has a user id, independently of the middleware.
 
     Raises:
-        Unauthorized: The request has no validated token.
+        Unauthorized: The caller is anonymous.
     """
     if not caller.user_id:
         raise errors.Unauthorized(UNAUTHENTICATED)
@@ -119,7 +120,7 @@ def authenticated_context(
         remote_address: Address of the client.
 
     Raises:
-        Unauthorized: The request has no validated token.
+        Unauthorized: The request has no validated token, or the token has no user.
         Forbidden: The token has no project.
     """
     user, project = environ.get("HTTP_X_USER_ID", ""), environ.get("HTTP_X_PROJECT_ID", "")

@@ -33,7 +33,7 @@ _IMPLIED = {
 
 @functools.lru_cache(maxsize=256)
 def add_implied(roles: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the roles and all roles that they imply, in lower case."""
+    """Return the roles and all roles that they imply, in lower case, sorted, without duplicates."""
     lower_roles = {role.lower() for role in roles}
     return tuple(sorted(lower_roles.union(*(_IMPLIED.get(role, ()) for role in lower_roles))))
 
@@ -87,7 +87,7 @@ class Policy:
         self._load_rules()
 
     def _read_stamp(self) -> tuple[int, ...]:
-        """Return values that change when the policy file changes. () without a readable file."""
+        """Return time of change, size and inode of the policy file, or () without access."""
         try:
             status = os.stat(self._file) if self._file else None
         except OSError:
@@ -97,8 +97,8 @@ class Policy:
     def _reload_changed_file(self) -> None:
         """Read the policy file again if it has changed, and log the result.
 
-        If the file is invalid, the previous rules stay in force. While one thread reads, the other
-        threads use the previous rules.
+        If the file is missing or invalid, the previous rules stay in force. While one thread reads,
+        the other threads use the previous rules.
         """
         if self._read_stamp() == self._stamp or not self._reading.acquire(blocking=False):
             return
@@ -137,13 +137,15 @@ class Policy:
 
     @property
     def in_force(self) -> Mapping[str, EffectiveRule]:
-        """All rules in force: the base rules, those of the service, then the operator's own."""
+        """All rules in force by name: base rules, the service's rules, then rules of the file."""
         return self._in_force
 
     def allows(
         self, rule: str, context: RequestContext, target: Mapping[str, object] | None = None
     ) -> bool:
         """Return True if the caller may act on the target. Unknown rules deny.
+
+        A changed policy file is read first, unless another thread is reading the file.
 
         Args:
             rule: Name of the rule.
@@ -175,10 +177,10 @@ class Policy:
     def require(
         self, rule: str, context: RequestContext, target: Mapping[str, object] | None = None
     ) -> None:
-        """Check that the caller may act on the target.
+        """Check that the caller may act on the target. The arguments are those of ``allows``.
 
         Raises:
-            Forbidden: The rule denies.
+            Forbidden: The rule denies, or is unknown.
         """
         if not self.allows(rule, context, target):
             raise errors.Forbidden(f"Policy doesn't allow {rule} to be performed.")
@@ -187,11 +189,11 @@ class Policy:
 def load_policy(conf: cfg.ConfigOpts, section: str, rules: RuleSet) -> Policy:
     """Return the policy with the file in the option ``policy_file`` of this section.
 
-    Without the option, only the defaults apply. A relative path begins at the folder of the
-    configuration file.
+    Without the option, only the defaults apply. A relative path is searched in the configuration
+    folders, and then in the working directory.
 
     Raises:
-        ConfigError: The file is invalid.
+        ConfigError: The file is missing or invalid.
     """
     name = conf[section].policy_file
     try:

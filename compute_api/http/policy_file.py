@@ -77,9 +77,11 @@ class IsAdmin(policy.Check):
 def parse(name: str, check: FileCheck) -> BaseCheck:
     """Return the check as an object of oslo.policy, which the enforcer can evaluate.
 
+    A text that cannot be parsed becomes a check that always denies.
+
     Args:
         name: Name of the rule.
-        check: The check in the policy file.
+        check: A check string, or oslo.policy's legacy form with lists.
     """
     # RuleDefault accepts lists too.
     return _make_direct(policy.RuleDefault(name, cast(str, check)).check)
@@ -164,8 +166,8 @@ def read(path: str) -> dict[str, FileRule]:
     """Return the rules of the file, by name.
 
     Raises:
-        ConfigError: The file is missing, not valid YAML, or contains an invalid rule. The text
-            begins with file and line.
+        ConfigError: The file is missing, not valid YAML, or contains an invalid or repeated rule.
+            The text begins with the file, and the line unless the file cannot be read.
     """
     try:
         text = Path(path).read_text()
@@ -208,10 +210,10 @@ def _read_rules(path: str, node: yaml.MappingNode) -> Iterator[tuple[yaml.Scalar
 
 
 def _parse_value(node: yaml.Node) -> FileCheck:
-    """Return the check of a rule.
+    """Return the check in the YAML value of a rule. A list becomes a list of checks.
 
     Raises:
-        ValueError: The value is neither a text nor a list of texts.
+        ValueError: The value or an item is not a text, or is empty without quotes.
     """
     if isinstance(node, yaml.SequenceNode):
         return [_parse_value(part) for part in node.value]
@@ -222,7 +224,7 @@ def _parse_value(node: yaml.Node) -> FileCheck:
 
 
 def words(check: FileCheck | BaseCheck) -> list[str]:
-    """Return the single checks of a rule, in order, without "and", "or" and "not"."""
+    """Return the single checks of a rule, in order, without brackets, "and", "or" and "not"."""
     if isinstance(check, list):
         return [word for part in check for word in words(part)]
     parts = (part.strip("()") for part in str(check).split())
@@ -232,8 +234,11 @@ def words(check: FileCheck | BaseCheck) -> list[str]:
 def _check_rule(check: FileCheck) -> None:
     """Check that oslo.policy can parse and evaluate the rule.
 
+    This sends no request for checks with http or https, and follows no reference to other rules.
+
     Raises:
-        ValueError: The parsed rule lacks parts of the text, or a part cannot be evaluated.
+        ValueError: The parsed rule lacks parts of the text, a part cannot be evaluated, or lists
+            are nested more than twice.
     """
     parts = words(check)
     if isinstance(check, list) and any(
@@ -257,7 +262,7 @@ def _check_rule(check: FileCheck) -> None:
 
 
 def references(check: FileCheck) -> list[str]:
-    """Return the names of the rules that a rule refers to.
+    """Return the names of the rules that a check refers to.
 
     The check ``is_admin`` refers to the rule context_is_admin.
     """
@@ -313,7 +318,7 @@ class MergedRules:
 
 
 def merge(path: str, rules: RuleSet) -> MergedRules:
-    """Override the defaults with the rules of a file.
+    """Read a policy file, and return the defaults with the file's rules in their place.
 
     As in oslo.policy, a former name applies to all new names that the file does not contain. A
     former name is ignored if its check is the former default, or only refers to the new name.
@@ -355,7 +360,7 @@ def _find_warnings(
         file_rules: The rules of the file.
         checks: The merged checks.
         rules: The rules of the service.
-        applied_names: Former names that apply.
+        applied_names: Former names in the file whose checks apply to current names.
     """
     used = {part for check in checks.values() for part in references(check)}
     defaults = rules.all_defaults

@@ -49,7 +49,7 @@ class RuleSet:
         return {**BASES, **self.defaults}
 
     def former(self, name: str) -> Iterator[tuple[str, str]]:
-        """Return the former names of a rule with their former defaults."""
+        """Return each former name of a rule with the former default check."""
         return (
             (old, default) for old, (default, names) in self.former_names.items() if name in names
         )

@@ -49,7 +49,12 @@ class ApiRequest:
         return values[-1] if values else None
 
     def allows(self, rule: str, target: Mapping[str, object] | None = None) -> bool:
-        """Return True if the rule permits the caller to act on the target (``Policy.allows``)."""
+        """Return True if the rule permits the caller to act on the target.
+
+        Args:
+            rule: Name of the rule.
+            target: Project and user of the object. None means an object of the caller.
+        """
         return self.policy.allows(rule, self.context, target)
 
     def require(self, rule: str, target: Mapping[str, object] | None = None) -> None:
@@ -61,11 +66,14 @@ class ApiRequest:
         self.policy.require(rule, self.context, target)
 
     def read(self, work: Callable[..., T], *arguments: object, **named: object) -> T:
-        """Return the result of ``work(tx, …)`` in a transaction without locks."""
+        """Run ``work(tx, …)``, which only reads, with ``Store.read``, and return the result."""
         return self.store.read(lambda tx: work(tx, *arguments, **named))
 
     def write(self, work: Callable[..., T], *arguments: object, **named: object) -> T:
-        """Return the result of ``work(tx, …)`` in a transaction."""
+        """Run ``work(tx, …)`` with ``Store.write`` in a transaction, commit, and return the result.
+
+        After a deadlock or a lock timeout, ``work`` runs again.
+        """
         return self.store.write(lambda tx: work(tx, *arguments, **named))
 
     def make(
@@ -78,8 +86,8 @@ class ApiRequest:
         """Create an object with ``work(tx, …)`` in a transaction, and return it.
 
         Args:
-            is_there: Returns True if the result of ``work`` is stored. This is called if the
-                database did not answer the COMMIT.
+            is_there: Returns True if the result of ``work`` is stored. The store calls this if the
+                database did not answer the COMMIT, and after False runs ``work`` again.
             work: Creates the object and returns it.
             *arguments: Arguments of ``work``.
             **named: Keyword arguments of ``work``.

@@ -63,13 +63,13 @@ def bytes_of(req: falcon.Request, most: int) -> bytes:
 
 
 def stream_of(req: falcon.Request) -> ReadableIO:
-    """Return the stream of the body, whether it is chunked or not."""
+    """Return a stream that ends with the body, whether the body is chunked or not."""
     is_chunked = req.content_length is None and req.env.get("wsgi.input_terminated")
     return req.stream if is_chunked else req.bounded_stream
 
 
 def json_of(req: falcon.Request, most: int, malformed: Callable[[ValueError], str]) -> JsonValue:
-    """Return the body as JSON.
+    """Read the body of a request, and return the JSON value.
 
     Args:
         req: The request.
@@ -78,14 +78,23 @@ def json_of(req: falcon.Request, most: int, malformed: Callable[[ValueError], st
 
     Raises:
         TooLarge: The body has more than ``most`` bytes.
-        BadRequest: The body is not valid JSON, for example because it is incomplete. Or it is too
-            complex, or contains a NUL character.
+        BadRequest: The body is incomplete or not valid JSON, has too many or too deeply nested
+            objects and lists, or contains a NUL character.
     """
     return parse_json(bytes_of(req, most), malformed)
 
 
 def parse_json(data: bytes, malformed: Callable[[ValueError], str]) -> JsonValue:
-    """Parse the bytes of a body as ``json_of`` does, without a limit of the size."""
+    """Return the JSON value in the bytes of a body, without a limit of the size.
+
+    Args:
+        data: The body.
+        malformed: Returns the error text for bytes that are not valid JSON.
+
+    Raises:
+        BadRequest: The body is not valid JSON, has too many or too deeply nested objects and
+            lists, or contains a NUL character.
+    """
     if data.count(b"{") + data.count(b"[") > MAX_CONTAINERS:
         raise errors.BadRequest(
             f"The request body has too many objects and lists: at most {MAX_CONTAINERS} are accepted."
@@ -99,7 +108,7 @@ def parse_json(data: bytes, malformed: Callable[[ValueError], str]) -> JsonValue
 
 
 def media_type_of(content_type: str | None) -> str:
-    """Return the media type of a Content-Type, without parameters."""
+    """Return the media type of a Content-Type in lower case, without parameters, "" for None."""
     return (content_type or "").partition(";")[0].strip().lower()
 
 
@@ -107,7 +116,7 @@ def check_path(parameters: Iterable[str]) -> None:
     """Check the parameters of a path.
 
     Raises:
-        NotFound: A parameter has a NUL character, which no database stores.
+        NotFound: A parameter has a NUL character, which PostgreSQL does not store.
     """
     if any("\x00" in value for value in parameters):
         raise errors.NotFound("The resource could not be found.")
@@ -117,7 +126,7 @@ def check_length(req: falcon.Request, most: int) -> None:
     """Check the declared length of the body. A body without Content-Length passes.
 
     Raises:
-        TooLarge: The body has more than ``most`` bytes.
+        TooLarge: Content-Length exceeds ``most``.
     """
     check_size(req.content_length or 0, most)
 
@@ -126,7 +135,7 @@ def check_size(size: int, most: int) -> None:
     """Check the size of a body.
 
     Raises:
-        TooLarge: The body has more than ``most`` bytes.
+        TooLarge: ``size`` exceeds ``most``.
     """
     if size > most:
         raise errors.TooLarge(f"Request is too large: at most {most} bytes are accepted.")
@@ -142,7 +151,8 @@ def refuse_unfit(data: bytes, body: object) -> None:
         body: The parsed body.
 
     Raises:
-        BadRequest: The body is nested too deeply, or has a NUL character, which no database stores.
+        BadRequest: The body is nested too deeply, or has a NUL character, which PostgreSQL does
+            not store.
     """
     if is_too_deep(data, body):
         raise errors.BadRequest(
@@ -153,7 +163,7 @@ def refuse_unfit(data: bytes, body: object) -> None:
 
 
 def is_too_deep(data: bytes, body: object) -> bool:
-    """Return True if the body has more than MAX_DEPTH nested objects and lists."""
+    """Return True if objects and lists of the body are nested in more than MAX_DEPTH levels."""
     if data.count(b"{") + data.count(b"[") <= MAX_DEPTH:
         return False
     level = [body]

@@ -34,7 +34,7 @@ def send(resp: falcon.Response, outcome: object, success: int) -> ApiResponse:
 
     Args:
         resp: The HTTP response.
-        outcome: A body or an ``ApiResponse``.
+        outcome: A body or an ``ApiResponse``. The body None means an empty response.
         success: The status if ``outcome`` has none.
     """
     response = outcome if isinstance(outcome, ApiResponse) else ApiResponse(outcome)

@@ -75,7 +75,7 @@ class Endpoint(Generic[RouteT, RequestT]):
             setattr(self, f"on_{method.lower()}", self.serve)
 
     def serve(self, req: RequestT, resp: falcon.Response, **params: str) -> None:
-        """Answer a request. Falcon calls this for every method."""
+        """Answer a request, in subclasses. Falcon calls this for each of ``methods``."""
         raise NotImplementedError
 
     def row(self, method: str, version: int) -> RouteT | None:

@@ -103,7 +103,7 @@ def put(path: str, value: Document) -> Change:
 
 
 def drop(path: str) -> Change:
-    """Return the change that removes a key. The path is as for ``put``."""
+    """Return the change that removes a key from the properties. The path is as for ``put``."""
 
     def change(document: Document) -> None:
         *parents, last = path.split("/")
@@ -124,7 +124,7 @@ def require(path: str) -> Change:
 
 
 def strict(document: Document) -> None:
-    """Refuse unknown top-level keys or query parameters from this version on."""
+    """Change a schema so that unknown top-level keys, or query parameters, are invalid."""
     document["additionalProperties"] = False
 
 
@@ -196,7 +196,10 @@ class Schema:
             raise errors.BadRequest(self._describe_error(value))
 
     def prune(self, value: JsonValue) -> JsonValue:
-        """Return a copy of the value without the keys that the schema does not permit."""
+        """Return the value without the unknown keys of objects that permit no additional ones.
+
+        The argument is not changed. Of ``anyOf``, the first schema of type object applies.
+        """
         return _prune(self.document, value)
 
     @property
@@ -258,5 +261,5 @@ def _prune(schema: Document, value: JsonValue) -> JsonValue:
 
 
 def is_true(value: object) -> bool:
-    """Return True if a value of the schemas' type BOOLEAN means true."""
+    """Return True for True, 1, and the texts "true", "1", "on", "yes", "t", "y" in any case."""
     return str(value).strip().lower() in ("true", "1", "on", "yes", "t", "y")

@@ -74,6 +74,7 @@ class ImageGateway:
         Raises:
             NotFound: The gateway has no such path or method, or the image does not exist.
             Unauthorized: The ticket is not valid, or does not permit the operation.
+            BadRequest: The uploaded data is incomplete.
             Problem: The image service refuses, or does not answer.
         """
         match = PATH.fullmatch(req.path)
@@ -110,6 +111,8 @@ class ImageGateway:
 
 def _check_ticket(ticket: Ticket, image: str, method: str, is_data: bool) -> None:
     """Check that the ticket permits the operation on the image.
+
+    Either permission, to read or to write the data, includes reading the record.
 
     Args:
         ticket: The ticket.

@@ -23,7 +23,7 @@ STALL_SECONDS = 60
 
 
 def application(conf: cfg.ConfigOpts) -> WSGIApplication:
-    """Build the WSGI application. Call this in the process that serves the application."""
+    """Build the WSGI application with health checks. Call this in the process that serves it."""
     from common.clients.identity import IdentityClient
     from common.clients.own_images import OwnImages
     from common.security.image_tickets import configured
@@ -44,8 +44,8 @@ def application(conf: cfg.ConfigOpts) -> WSGIApplication:
 def limits(conf: cfg.ConfigOpts) -> ClientLimits:
     """Return the limits for hosts.
 
-    Half of the threads may receive images from hosts, and half of these from a single address. The
-    timeout for stalled transfers is longer than in other services.
+    Half of the threads may receive images from hosts, and half of these from a single address, but
+    at least one. The timeout for stalled transfers is at least ``STALL_SECONDS``.
     """
     streams = max(1, conf.image_gateway.threads // 2)
     default_limits = server.limits(conf, body=0)

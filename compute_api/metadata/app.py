@@ -50,7 +50,7 @@ def create(guests: GuestCache, proxy_secret: str, rate: RateLimiter) -> WSGIAppl
     """Build the WSGI application of the metadata service.
 
     Args:
-        guests: The guests.
+        guests: Finds guests, and stores posted passwords.
         proxy_secret: The secret with which the proxies sign.
         rate: Limits the requests of each guest.
     """
@@ -147,7 +147,8 @@ def _read_password(req: falcon.Request) -> str:
     """Return the password in the body.
 
     Raises:
-        BadRequest: The body is too long, incomplete, empty, or not valid text.
+        BadRequest: The body is too long, incomplete or empty, is not UTF-8, or contains the
+            character NUL.
     """
     if (req.content_length or 0) > MAX_PASSWORD_BYTES:
         raise errors.BadRequest(

@@ -54,10 +54,12 @@ class VendorDataSource(Protocol):
     """The operator's services that return vendor data for single guests."""
 
     def of(self, facts: JsonObject) -> JsonObject:
-        """Return the vendor data for the guest with these facts (``InstanceData.facts``).
+        """Return the services' answers by name, for the guest with these ``InstanceData.facts``.
+
+        A service without a usable answer has the answer {}.
 
         Raises:
-            Unavailable: A service does not answer.
+            Unavailable: A service has no usable answer, and the operator requires all answers.
         """
 
 
@@ -74,8 +76,8 @@ class CachedVendorData:
         A failed request is repeated by the next call.
 
         Raises:
-            Unavailable: A service does not answer, or another request of the guest is waiting for
-                an answer.
+            Unavailable: A required answer is missing, the database does not answer, or another
+                request of the guest is waiting for the vendor data.
         """
         if self._data is None:
             if not self._lock.acquire(blocking=False):
@@ -118,11 +120,11 @@ class GuestCache:
         self._guests: dict[str, tuple[float, GuestRecord]] = {}
 
     def find(self, identity: GuestIdentity) -> GuestRecord:
-        """Return the guest that sent a request, from the cache if the cached version is current.
+        """Return the guest that sent a request, from the cache unless expired or changed.
 
         Raises:
-            NotFound: The server does not exist in this project or on this host, or the address is
-                not one of its interfaces.
+            NotFound: The server does not exist, belongs to another project, is not on the proxy's
+                host, or has no interface with the source address.
             Unavailable: The user data cannot be decrypted, or the database does not answer.
         """
         until, guest = self._guests.get(identity.server, (0.0, None))
@@ -145,7 +147,9 @@ class GuestCache:
         return guest
 
     def post_password(self, server_id: str, password: str) -> None:
-        """Store the password that the guest posted, encrypted by the guest with its owner's key.
+        """Store the password that the guest posted, and drop the cached record of the guest.
+
+        The password is stored unchanged, because the guest encrypts it with the owner's key.
 
         Raises:
             Conflict: A password is already stored, or the server was deleted meanwhile.
@@ -154,7 +158,7 @@ class GuestCache:
         self._guests.pop(server_id, None)
         if not is_stored:
             raise errors.Conflict(
-                "The server has a password already; the owner must clear that password first."
+                "The server has a password already, which the owner must clear first, or was deleted."
             )
 
     def _request_vendor_data(self, services: VendorDataSource, data: InstanceData) -> JsonObject:
@@ -192,7 +196,7 @@ class GuestCache:
 
 
 def _read_facts(tx: Connection, server_id: str) -> tuple[ServerFacts | None, list[AttachedVolume]]:
-    """Return the server, and its tagged volumes with the device names in the guest.
+    """Return the server, and its attached volumes that have a tag.
 
     Return None and an empty list if the server does not exist.
     """

@@ -79,12 +79,12 @@ def identify(headers: Mapping[str, str], secret: str) -> GuestIdentity:
 
 
 def signature(secret: str, server: str) -> str:
-    """Return the proxy's signature of the server's id."""
+    """Return the proxy's signature of the server's id: HMAC-SHA256 with ``secret``, in hex."""
     return hmac.new(secret.encode(), server.encode(), hashlib.sha256).hexdigest()
 
 
 def host_key(secret: str, host: str) -> str:
-    """Return the key of a host's proxy. The key reveals neither the secret nor other keys."""
+    """Derive the key of a host's proxy. The key reveals neither the secret nor other keys."""
     return hmac.new(secret.encode(), f"host {host}".encode(), hashlib.sha256).hexdigest()
 
 

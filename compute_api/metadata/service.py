@@ -29,7 +29,7 @@ _resources = ExitStack()
 
 
 def application(conf: cfg.ConfigOpts) -> WSGIApplication:
-    """Build the WSGI application. Call this in the process that serves the application."""
+    """Build the WSGI application with health checks. Call this in the process that serves it."""
     from common.security.rate_limit import RateLimiter
     from common.security.vault import Vault
     from common.store.engine import Store

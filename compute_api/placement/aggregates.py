@@ -32,13 +32,13 @@ def index(request: PlacementRequest, provider_uuid: str) -> ApiResponse:
 
 
 def put(request: PlacementRequest, provider_uuid: str) -> ApiResponse:
-    """Replace the aggregates that operators set for a provider. Those of the host stay.
+    """Replace the aggregates that operators set for a provider, and return all aggregates.
 
-    Since 1.19 the body contains the provider's generation.
+    Aggregates of the provider's host stay. Since 1.19 the body contains the provider's generation.
 
     Raises:
         NotFound: The provider does not exist.
-        Conflict: The provider has another generation.
+        Conflict: The provider has another generation than the body.
     """
     has_generation = request.version >= WITH_GENERATION
     uuids = [

@@ -29,7 +29,9 @@ _ALONE = "Kilonova only looks for single providers with all resources, because i
 
 
 def index(request: PlacementRequest) -> ApiResponse:
-    """Return the response to GET /allocation_candidates, with at most eight SQL statements.
+    """Return the providers that can satisfy the request alone, with at most eight SQL statements.
+
+    There are at most ``MOST`` candidates, or fewer by the parameter ``limit``.
 
     Raises:
         BadRequest: The query is invalid, names an unknown trait or class, or needs several
@@ -148,9 +150,10 @@ def _view_request(
 def _summarize(
     tx: Connection, version: int, providers: list[ProviderRow], filters: ProviderFilters
 ) -> JsonObject:
-    """Return resources, traits and tree of each provider by uuid.
+    """Return resources, traits (since 1.17) and tree (since 1.29) of each provider by uuid.
 
-    This takes three SQL statements, or two before microversion 1.17, which has no traits.
+    Before 1.27 only the requested resource classes are included. This takes three SQL statements,
+    or two without traits.
     """
     ids = [row.id for row in providers]
     stock, used = inventories.of(tx, ids), inventories.usages(tx, ids)

@@ -46,7 +46,7 @@ def create(store: Store, policy: Policy | None = None) -> WSGIApplication:
 
     Args:
         store: The database.
-        policy: Replaces the default policy.
+        policy: The policy. None: the default rules.
     """
     middleware: list[Any] = [
         RequestIds("X-Openstack-Request-Id"),
@@ -68,13 +68,18 @@ class PlacementVersions:
     """Reads the microversion of a request, and adds the version headers to the response."""
 
     def process_request(self, req: HttpRequest, resp: falcon.Response) -> None:
-        """Read the microversion. Falcon calls this before routing."""
+        """Store the requested microversion. Falcon calls this before routing.
+
+        Raises:
+            BadRequest: The header has no valid version.
+            NotAcceptable: The version is not supported.
+        """
         req.context.version = microversions.chosen(req.headers)
 
     def process_response(
         self, req: HttpRequest, resp: falcon.Response, resource: object, succeeded: bool
     ) -> None:
-        """Add the version headers. Falcon calls this after the handler."""
+        """Add OpenStack-API-Version and Vary. Falcon calls this at the end, also after an error."""
         resp.set_header(
             HEADER, f"{microversions.SERVICE} {microversions.text(req.context.version)}"
         )
@@ -90,7 +95,11 @@ class PlacementEndpoint(Endpoint[PlacementRoute, HttpRequest]):
         self._methods = list(dict.fromkeys(row.method for row in rows))
 
     def serve(self, req: HttpRequest, resp: falcon.Response, **params: str) -> None:
-        """Answer a request. Falcon calls this for every method."""
+        """Check and answer a request. Falcon calls this for every method.
+
+        Raises:
+            Problem, HTTPError: A check or the handler refuses the request.
+        """
         version = req.context.version
         route = self._find_route(req.method, version)
         if not route.is_public:
@@ -159,7 +168,7 @@ def _check_content_type(req: HttpRequest, route: PlacementRoute) -> None:
 
     Raises:
         BadRequest: Content-Length is no number, or a body has no content type.
-        UnsupportedMediaType: The content type is not JSON.
+        UnsupportedMediaType: The route has a body schema, and the content type is not JSON.
     """
     length, content_type = req.env.get("CONTENT_LENGTH") or "", req.env.get("CONTENT_TYPE") or None
     if length and not length.isdecimal():

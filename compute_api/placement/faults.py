@@ -27,7 +27,7 @@ _TEXTS = {**faults.TEXTS, 406: "Only application/json is provided"}
 
 
 def body(status: int, detail: str) -> JsonObject:
-    """Return the body of an error without request id, code and versions."""
+    """Return an error's body with status, title and detail. ``handle`` adds further keys."""
     return {
         "errors": [{"status": status, "title": http.HTTPStatus(status).phrase, "detail": detail}]
     }
@@ -39,7 +39,10 @@ def _build_page(error: JsonObject) -> bytes:
 
 
 def handle(req: HttpRequest, resp: falcon.Response, problem: BaseException, params: object) -> None:
-    """Write the response for an exception. This is falcon's handler for all exceptions."""
+    """Write the response for an exception. This is falcon's handler for all exceptions.
+
+    An error with status 5xx is logged. A client that accepts HTML and no JSON gets a page.
+    """
     fault = faults.fault_of(problem, _TEXTS)
     if fault.status >= 500:
         faults.log_failure(log, req, problem)

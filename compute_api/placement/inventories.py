@@ -24,7 +24,7 @@ ALL_RESERVED = 26
 
 
 def view(row: InventoryRow) -> JsonObject:
-    """Return the fields of an inventory as the body contains them."""
+    """Return the fields of an inventory by name, for a response body."""
     return {name: getattr(row, name) for name in FIELDS}
 
 
@@ -74,8 +74,8 @@ def show(request: PlacementRequest, provider_uuid: str, resource_class: str) -> 
 def put_all(request: PlacementRequest, provider_uuid: str) -> ApiResponse:
     """Replace all inventories of a provider, and return the new inventories.
 
-    For a host's provider the body must contain every class that the host reports, and only the
-    overrides of these classes can differ from the report.
+    For a host's provider the body must contain every class that the host reports. Only
+    ``reserved`` and ``allocation_ratio`` of these classes can differ from the report.
 
     Raises:
         NotFound: The provider does not exist.
@@ -104,7 +104,7 @@ def put_all(request: PlacementRequest, provider_uuid: str) -> ApiResponse:
 
 
 def add(request: PlacementRequest, provider_uuid: str) -> ApiResponse:
-    """Create an inventory of a class that the provider does not have yet.
+    """Create and return an inventory of a class that the provider does not have yet.
 
     Raises:
         NotFound: The provider does not exist.
@@ -140,7 +140,7 @@ def add(request: PlacementRequest, provider_uuid: str) -> ApiResponse:
 
 
 def put(request: PlacementRequest, provider_uuid: str, resource_class: str) -> ApiResponse:
-    """Replace an inventory of the provider, or the overrides of a class that a host reports.
+    """Replace and return an inventory, or the overrides of a class that the host reports.
 
     Raises:
         NotFound: The provider does not exist.
@@ -196,6 +196,8 @@ def delete_all(request: PlacementRequest, provider_uuid: str) -> None:
 
 def _lock(tx: Connection, provider_uuid: str, generation: int | None = None) -> ProviderRow:
     """Lock the provider until the end of the transaction, and raise its generation.
+
+    The returned row has the generation before.
 
     Raises:
         NotFound: The provider does not exist.

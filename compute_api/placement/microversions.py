@@ -22,7 +22,7 @@ def text(version: int) -> str:
 
 
 def chosen(headers: Mapping[str, str]) -> int:
-    """Return the version in the headers of a request, or the lowest version without a header.
+    """Return the requested version, ``MIN`` without a header, or ``MAX`` for "latest".
 
     Raises:
         BadRequest: The header has no valid version.

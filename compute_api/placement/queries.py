@@ -37,7 +37,7 @@ def resources(text: str) -> dict[str, int]:
     """Return the amount of each resource class in a text, for example ``VCPU:2,DISK_GB:10``.
 
     Raises:
-        BadQuery: The text has another form, or an amount is out of range.
+        BadQuery: The text has another form, or an amount is not between 1 and ``MOST``.
     """
     form = (
         "Badly formed resources parameter. Expected resources query string parameter in form: "
@@ -68,7 +68,7 @@ def resources(text: str) -> dict[str, int]:
 
 
 def traits(values: Sequence[str], version: int, key: str = "required") -> Terms:
-    """Parse the values of ``required`` to a condition that contains all of them.
+    """Return the condition on traits that the values of ``required`` express together.
 
     Before 1.39 only the last value counts.
 
@@ -126,7 +126,7 @@ def _describe_form(version: int) -> str:
 
 
 def members(values: Sequence[str], version: int, key: str = "member_of") -> Terms:
-    """Parse the values of ``member_of`` to a condition on aggregates that contains all of them.
+    """Return the condition on aggregates that the values of ``member_of`` express together.
 
     Args:
         values: The values of the parameter, which may be repeated since 1.24.
@@ -167,7 +167,7 @@ def members(values: Sequence[str], version: int, key: str = "member_of") -> Term
 
 
 def tree(value: str, key: str = "in_tree") -> str:
-    """Return the value, which is the uuid of a provider, in lower case with dashes.
+    """Return the value of ``in_tree``, the uuid of a provider, in lower case with dashes.
 
     Raises:
         BadQuery: The value is not a uuid.

@@ -50,7 +50,7 @@ def create(request: PlacementRequest) -> ApiResponse:
 
 
 def rename(request: PlacementRequest, name: str) -> ApiResponse:
-    """Rename an unused custom resource class (PUT until 1.6).
+    """Rename an unused custom resource class, and return the class (PUT until 1.6).
 
     Raises:
         NotFound: The class does not exist.
@@ -62,7 +62,7 @@ def rename(request: PlacementRequest, name: str) -> ApiResponse:
 
 
 def ensure(request: PlacementRequest, name: str) -> ApiResponse:
-    """Create a custom resource class (PUT since 1.7).
+    """Create a custom resource class unless the class exists (PUT since 1.7).
 
     The status is 201, or 204 if the class exists.
 

@@ -123,10 +123,12 @@ def create(request: PlacementRequest) -> ApiResponse:
 def update(request: PlacementRequest, provider_uuid: str) -> ApiResponse:
     """Rename a provider, and move it below ``parent_provider_uuid`` if the body has this key.
 
+    The parent None makes the provider the root of a tree.
+
     Raises:
         NotFound: The provider does not exist.
-        BadRequest: The parent does not exist or is below the provider, or the provider has a parent
-            and the microversion does not permit another one.
+        BadRequest: The parent does not exist, or is the provider or below. Or the provider would
+            leave its parent before 1.37.
         Conflict: The name is in use, the new parent belongs to a host, or the provider belongs to
             a host and its name or parent would change.
     """
@@ -154,7 +156,7 @@ def delete(request: PlacementRequest, provider_uuid: str) -> None:
 
 
 def _normalize_uuids(body: JsonMapping) -> JsonObject:
-    """Return the body with its uuids in lower case with dashes."""
+    """Return the body with the values of keys that end with "uuid" in lower case with dashes."""
     return {
         name: str(uuid.UUID(value)) if name.endswith("uuid") and value is not None else value
         for name, value in body.items()

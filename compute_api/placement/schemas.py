@@ -54,7 +54,7 @@ class PlacementSchema(VersionedSchema):
             raise BadQuery(f"Invalid query string parameters: {problem}")
 
     def _find_error(self, version: int, value: object) -> str:
-        """Return the first error with its rule and location, or "" for a valid value."""
+        """Return the text of the first error with rule and location, or "" for a valid value."""
         error = next(self._validator(version).iter_errors(value), None)
         if error is None:
             return ""

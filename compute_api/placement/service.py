@@ -22,7 +22,7 @@ _resources = ExitStack()
 
 
 def application(conf: cfg.ConfigOpts, policy: Policy | None = None) -> WSGIApplication:
-    """Build the WSGI application. Call this in the process that serves the application.
+    """Build the WSGI application with health checks. Call this in the process that serves it.
 
     Args:
         conf: The configuration.

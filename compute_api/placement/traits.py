@@ -107,8 +107,8 @@ def put(request: PlacementRequest, provider_uuid: str) -> ApiResponse:
     Raises:
         NotFound: The provider does not exist.
         BadRequest: A trait does not exist.
-        Conflict: The provider has another generation, or the trait COMPUTE_STATUS_DISABLED was
-            added to a host.
+        Conflict: The provider has another generation than the body, or the body adds
+            COMPUTE_STATUS_DISABLED to the provider of a host.
     """
 
     def work(tx: Connection) -> tuple[ProviderRow, list[str]]:

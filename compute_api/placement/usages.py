@@ -15,7 +15,7 @@ RULE = "placement:usages"
 
 
 def of_provider(request: PlacementRequest, provider_uuid: str) -> ApiResponse:
-    """Return the usage of each resource class of a provider, with three SQL statements.
+    """Return the generation of a provider and its usage by resource class, in three SQL statements.
 
     An unused class of the inventories has the usage 0.
 
@@ -36,9 +36,11 @@ def of_provider(request: PlacementRequest, provider_uuid: str) -> ApiResponse:
 
 
 def index(request: PlacementRequest) -> ApiResponse:
-    """Return the usage of a project or of a user in a project.
+    """Return the usage of a project, or of a user in a project, by resource class.
 
-    Since 1.38 the usage is grouped by consumer type, which takes two SQL statements instead of one.
+    Since 1.38 the usage is grouped by consumer type, with the number of consumers, which takes two
+    SQL statements instead of one. The parameter ``consumer_type`` selects one type, or with "all"
+    puts all types in one group.
 
     Raises:
         Forbidden: The policy does not permit the caller to read this project's usage.

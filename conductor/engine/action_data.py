@@ -70,7 +70,7 @@ class ActionData:
     polls: int = 0
 
     def add_undo_failure(self, step: str, why: str) -> None:
-        """Record that the undo of a step has definitely failed."""
+        """Record that the undo of a step has definitely failed, with the reason."""
         self.undo_failures = {**self.undo_failures, step: why}
 
     def clear_undo_failures(self) -> None:
@@ -95,5 +95,5 @@ def _default(kind: Any) -> JsonObject:
 
 
 def fault_of(tx: Connection, problem: StepFailed) -> JsonObject:
-    """Return the fault that a server in ERROR shows: code 500, the failure, and the time."""
+    """Return the fault of a server in ERROR: code 500, the failure's texts, the database's time."""
     return {"code": 500, "message": str(problem), "details": problem.details, "created": moment(tx)}

@@ -46,7 +46,11 @@ class ImageApi(Protocol):
     """The image service. Each call may be repeated."""
 
     def create(self, record: JsonObject) -> None:
-        """Create an image record under the id in ``record``. An identical record is no error."""
+        """Create an image record under the id in ``record``. An identical record is no error.
+
+        Raises:
+            Conflict: An image with other values has the id.
+        """
 
     def show(self, image_id: str) -> ImageRef:
         """Return the part of the image's record that servers store.
@@ -56,7 +60,7 @@ class ImageApi(Protocol):
         """
 
     def look(self, image_id: str) -> Image:
-        """Return the image's whole record.
+        """Return the image: the part that servers store, and the fields that steps check.
 
         Raises:
             NotFound: The image does not exist.
@@ -66,7 +70,10 @@ class ImageApi(Protocol):
         """Delete an image. A missing image is no error."""
 
     def leave_empty(self, image_id: str) -> None:
-        """Complete an image without data. A complete, empty image is no error."""
+        """Store empty data, so that the image becomes active.
+
+        An image that is already active and empty is no error.
+        """
 
     def find(self, filters: dict[str, str]) -> list[JsonObject]:
         """Return the records of the images with these fields and properties, newest first."""
@@ -86,13 +93,13 @@ class NetworkApi(Protocol):
         """
 
     def create(self, ports: Sequence[JsonObject]) -> list[JsonObject]:
-        """Create ports, all or none.
+        """Create ports, all or none, and return them.
 
         Not repeatable: the caller first looks for ports of an earlier try.
         """
 
     def update(self, port_id: str, values: JsonObject) -> JsonObject:
-        """Change a port and return the new port.
+        """Change fields of a port, and return the changed port.
 
         Raises:
             NotFound: The port does not exist.
@@ -109,15 +116,16 @@ class NetworkApi(Protocol):
             host: The host of the new binding.
 
         Returns:
-            The binding, with vif_type and vif_details. The vif_type is "binding_failed" if the host
-            cannot bind the port. None if the service binds a port to one host only.
+            The new binding, or the existing binding to this host, which may be active, with
+            vif_type and vif_details. The vif_type is "binding_failed" if the host cannot bind the
+            port. None without a change if the service binds a port to one host only.
 
         Raises:
             NotFound: The port does not exist.
         """
 
     def activate(self, port_id: str, host: str) -> None:
-        """Make the binding to a host the active binding.
+        """Make the binding to a host the active binding. An active binding is no error.
 
         If the service binds a port to one host only, bind the port to this host instead.
 
@@ -126,7 +134,10 @@ class NetworkApi(Protocol):
         """
 
     def unbind_at(self, port_id: str, host: str) -> None:
-        """Remove the inactive binding to a host. A missing or active binding is ignored."""
+        """Remove the inactive binding to a host. An active binding stays.
+
+        A missing binding or port is no error.
+        """
 
     def names_guests(self) -> bool:
         """Return True if the service sets DNS names for ports (extension dns-integration)."""
@@ -147,11 +158,15 @@ class ShareApi(Protocol):
         """Create the rule that lets an address mount a share, unless the rule exists.
 
         Returns:
-            The state of the rule: active, error or another state of Manila.
+            The state of the rule: active, error or another state of Manila. If the state shows that
+            Manila still deletes an older rule, no rule was created.
         """
 
     def deny(self, share_id: str, access_to: str) -> None:
-        """Delete the rule that lets an address mount a share. A missing rule is no error."""
+        """Start to delete the rules that let an address mount a share.
+
+        A missing rule or share is no error.
+        """
 
 
 class VolumeApi(Protocol):
@@ -165,7 +180,7 @@ class VolumeApi(Protocol):
         """
 
     def delete(self, volume_id: str) -> None:
-        """Delete a volume without attachments. A missing volume is no error."""
+        """Start to delete a volume without attachments. A missing volume is no error."""
 
     def reimage(self, volume_id: str, image_id: str) -> None:
         """Start to overwrite a reserved volume with an image.
@@ -186,20 +201,25 @@ class VolumeApi(Protocol):
 
         Args:
             snapshot_id: The snapshot.
-            status: ``creating`` or ``deleting`` after success. The service then continues. An error
-                status after a failure.
+            status: ``creating`` or ``deleting`` after success. The service then continues.
+                ``error`` or ``error_deleting`` after a failure.
 
         Raises:
             BadRequest: The service does not wait for the report.
         """
 
     def delete_snapshot(self, snapshot_id: str) -> None:
-        """Delete a snapshot. A missing snapshot is no error."""
+        """Start to delete a snapshot. A missing snapshot, or a running deletion, is no error."""
 
     def end_migration(self, volume_id: str, new_volume_id: str, failed: bool) -> str:
         """Complete or cancel the migration of a volume. The service deletes the other volume.
 
         Not repeatable: the caller first checks whether the volume is still migrating.
+
+        Args:
+            volume_id: The volume with the old data.
+            new_volume_id: The volume with the copy.
+            failed: True to cancel the migration, which keeps the old data.
 
         Returns:
             The id of the remaining volume.
@@ -216,7 +236,7 @@ class VolumeApi(Protocol):
         mountpoint: str | None = None,
         mode: str | None = None,
     ) -> Attachment:
-        """Reserve a volume for a server, or connect it to the connector's host at once.
+        """Reserve a volume for a server, or let the connector's host use the volume at once.
 
         Not repeatable: the caller first checks whether the volume is reserved.
 
@@ -225,13 +245,16 @@ class VolumeApi(Protocol):
             server: Id of the server.
             connector: Description of the host to connect, or None to reserve only.
             mountpoint: Device name in the guest. Ignored without ``connector``.
-            mode: "rw" or "ro". Ignored without ``connector``.
+            mode: "rw" or "ro". None: the service decides. Ignored without ``connector``.
+
+        Returns:
+            The new attachment, with a connector also the data that the host needs to connect.
         """
 
     def connect(
         self, attachment_id: str, connector: JsonObject, mountpoint: str, mode: str
     ) -> Attachment:
-        """Let the connector's host use the volume.
+        """Let the connector's host use the volume, and return the attachment with the connection.
 
         Args:
             attachment_id: Id of the attachment, a reservation or a connected attachment.
@@ -244,7 +267,7 @@ class VolumeApi(Protocol):
         """
 
     def complete(self, attachment_id: str) -> None:
-        """Mark the volume as in use by the server.
+        """Complete an attachment: the service marks the volume as in use by the server.
 
         Raises:
             NotFound: The attachment does not exist.

@@ -48,8 +48,9 @@ class Written(NamedTuple):
 def write(tx: Connection, engine: WorkflowEngine, runs: Iterable[AnyRun]) -> Written:
     """Write the changes of runs in their transaction.
 
-    If a run changes its action's row, the action's count of failures becomes 0, unless the run has
-    counted a failure.
+    If a run changes its action's row, the action's count of failures becomes 0 and the cause is
+    removed, unless the run has counted a failure. Notifications about the runs go to the outbox, if
+    the cloud has notifications configured.
 
     Args:
         tx: The transaction.
@@ -92,10 +93,11 @@ def write(tx: Connection, engine: WorkflowEngine, runs: Iterable[AnyRun]) -> Wri
 
 
 def _log_events(run: AnyRun) -> Iterator[tuple[str, JsonObject, int]]:
-    """Yield a log event for each completed step of a run, and for the end of its action.
+    """Yield the log events of a run, as (name, fields, attempt).
 
-    The duration of a command is measured from its latest sending, that of another step from the
-    beginning of the burst.
+    There is a log event for each event of the journal except starts of steps, and for the end of
+    the action. The duration of a command is measured from its latest sending, that of another step
+    from the beginning of the burst.
     """
     row = run.action
     locked_at = getattr(row, "locked_at", None)
@@ -144,8 +146,8 @@ def with_sessions(tx: Connection, sendings: Sequence[tuple[str, Command]]) -> Se
 def send(engine: WorkflowEngine, written: Written) -> None:
     """Log the steps, wake the lanes with due actions, and send one message to each host.
 
-    A lost message is harmless, and so is a failure to send: the answer to the host's next report
-    contains the commands.
+    A lost message is harmless, and so is a failure to send, which is logged: the answer to a later
+    report of the host contains the commands.
     """
     for name, fields, attempt in written.lines:
         event(log, name, **fields)

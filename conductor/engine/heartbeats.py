@@ -47,6 +47,7 @@ class Heartbeats:
 
         A full report contains all domains. A host is not idle if its session has ended, if commands
         or removals wait for the host, if its domains have changed, or if a full report is due.
+        Sessions and waiting work are those of the last read, ``LOOK_INTERVAL_SECONDS`` ago at most.
 
         Raises:
             Unavailable: The database does not answer.
@@ -65,10 +66,11 @@ class Heartbeats:
         return False
 
     def compare_soon(self, host: str) -> None:
-        """Let the host report its domains again within ``COMPARE_SOON_SECONDS``.
+        """Make the next full report of a host due in ``COMPARE_SOON_SECONDS`` at the latest.
 
         The caller could not compare a reported domain, because an action has the server. A host
-        that has sent no heartbeat to this conductor yet is ignored.
+        without a heartbeat at this conductor, or since ``compare_all``, is ignored, because
+        ``_spread`` makes its report due soon.
         """
         if host in self._summaries:
             domains, until = self._summaries[host]
@@ -78,9 +80,9 @@ class Heartbeats:
             )
 
     def compare_all(self) -> None:
-        """Let all hosts report their domains within a minute, because the database was set back.
+        """Make a full report of each host due within a minute after the host's next heartbeat.
 
-        A fail-over or a restore can set the database back.
+        Call this when a fail-over or a restore has set the database back.
         """
         self._summaries = {}
 
@@ -93,10 +95,10 @@ class Heartbeats:
 
 
 def _spread(host: str) -> float:
-    """Return the seconds from a host's first heartbeat at this conductor to its full report.
+    """Return the seconds after a host's first heartbeat here when its full report is due.
 
     After ``compare_all``, the next heartbeat counts as the first.
 
-    Invariant: the reports of all hosts are spread over ``COMPARE_SOON_SECONDS``.
+    The value depends on the name only, and spreads the hosts over ``COMPARE_SOON_SECONDS``.
     """
     return zlib.crc32(host.encode()) % int(COMPARE_SOON_SECONDS)

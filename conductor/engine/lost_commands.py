@@ -43,8 +43,9 @@ def resend(
     """Return a host's lost commands, pending removals and migration controls.
 
     At most ``BATCH_SIZE`` commands and ``BATCH_SIZE`` removals are returned, and marked as sent
-    now. An action whose command cannot be built is marked too. The controls are not marked, so each
-    report is answered with them.
+    now. Rows locked by another transaction are left out. An action is marked too if its command
+    cannot be built, or if this release does not know its workflow. The controls are not marked, so
+    each call returns them.
 
     Args:
         tx: The transaction.
@@ -99,7 +100,7 @@ def resend(
 def _journal_keys(keys: Iterable[CommandKey]) -> set[actions.CommandOf]:
     """Return the commands of actions as (action, phase, step, attempt).
 
-    Keys with an attempt above ``MAX_ATTEMPT`` are left out.
+    Other keys, and keys with an attempt above ``MAX_ATTEMPT``, are left out.
     """
     return {
         (key.owner, ActionPhase(key.kind.value), key.step, key.attempt)
@@ -109,7 +110,7 @@ def _journal_keys(keys: Iterable[CommandKey]) -> set[actions.CommandOf]:
 
 
 def _removal_keys(keys: Iterable[CommandKey]) -> set[tuple[str, int]]:
-    """Return the server and the fence of each removal."""
+    """Return the server and the fence of each key of a removal. Other keys are left out."""
     return {(key.owner, key.attempt) for key in keys if key.kind is CommandKind.CLEANUP}
 
 
@@ -121,7 +122,10 @@ def _build_command(
     shares: Sequence[str],
     session: int,
 ) -> Command | None:
-    """Build the command that an action waits for, or None if this release lacks the workflow."""
+    """Return the command that an action waits for.
+
+    None if this release lacks the workflow, or has only an older version.
+    """
     if not engine.workflows.knows(row):
         return None
     workflow = engine.workflows[row.workflow]
@@ -145,7 +149,8 @@ def control_commands(
 ) -> list[Command]:
     """Return the commands that abort or complete running live migrations away from this host.
 
-    Only migrations for which a tenant or an operator has requested this have a command.
+    Only migrations for which a tenant or an operator has requested this, and whose action waits for
+    this host's command of the live migration, have a command.
     """
     requested = {
         row.action_id: row.requested_control for row in migrations.requested_controls(tx, host)

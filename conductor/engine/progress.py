@@ -39,7 +39,10 @@ _TASKS: dict[str, dict[CommandPhase, str]] = {
 
 
 def write(tx: Connection, reported: Mapping[tuple[str, CommandKey], CommandProgress]) -> None:
-    """Write the progress of commands to their servers and actions.
+    """Write the progress of commands as task_state and progress of their servers.
+
+    For a stalled command the text of the progress becomes the action's cause, and the task_state
+    stays unchanged. Other progress removes the cause.
 
     Args:
         tx: The transaction.

@@ -31,7 +31,8 @@ def split(sync: Sync) -> list[Sync]:
     Metrics and files are not split into entries.
 
     Returns:
-        The parts. Empty if the report has no content or cannot be split further.
+        The parts, each with the report's fields in ``HEAD``. Empty if the report has no content or
+        cannot be split further.
     """
     head = replace(sync, **_EMPTY)
     content = {
@@ -62,7 +63,7 @@ def servers_in(sync: Sync) -> set[str]:
 
 
 def remove_host_state(sync: Sync) -> Sync:
-    """Return the report without the fields that describe the state of the host."""
+    """Return the report without domains, inventory, metrics, cached images and files."""
     return replace(
         sync, domains=None, changed=[], inventory=None, metrics=None, cached={}, files=None
     )

@@ -53,8 +53,11 @@ def handle(engine: WorkflowEngine, syncs: Sequence[Sync]) -> list[SyncAnswer | E
     """Process reports and return an answer for each, in the same order.
 
     Returns:
-        For each report its answer, or an exception: the error that the report caused, or NoStore if
-        the database does not answer.
+        For each report its answer, or an exception: the error that the report caused, or
+        Unavailable if the database does not answer or is busy.
+
+    Raises:
+        Unavailable: The database does not answer when locks are checked or failures are counted.
     """
     syncs = [host_texts.clean(sync) for sync in syncs]
     now = engine.clock.monotonic()
@@ -107,6 +110,9 @@ def _handle_each(engine: WorkflowEngine, syncs: Sequence[Sync]) -> list[SyncAnsw
 def _handle_separately(engine: WorkflowEngine, sync: Sync, until: float) -> SyncAnswer | Exception:
     """Process as much of a report as possible, and return the answer, or the error without one.
 
+    The processing ends at the time ``until`` of the monotonic clock. Of a report of an ended
+    session nothing is processed.
+
     A result that cannot be processed is acknowledged too. Its action still waits, so the command is
     sent again, and the host repeats the result from the host's own journal.
     """
@@ -124,7 +130,10 @@ def _handle_separately(engine: WorkflowEngine, sync: Sync, until: float) -> Sync
 
 
 def _answer_separately(engine: WorkflowEngine, sync: Sync, session: int) -> SyncAnswer:
-    """Return the answer to a report, without commands if the commands cannot be read."""
+    """Return the answer to a report, without commands if the commands cannot be read.
+
+    A failure is counted for each action whose command cannot be built.
+    """
     try:
         answer, failed = engine.store.write(lambda tx: _answer(tx, engine, sync, session))
     except Exception:
@@ -143,8 +152,8 @@ def _find_session(engine: WorkflowEngine, sync: Sync) -> int:
     """Return the host's session, 0 without one. Open a session if the report is a registration.
 
     After a boot of the host, the servers that should run are first recorded as off. Then the start
-    of each server begins in a transaction of its own. A later full report of the host begins the
-    start of a server again if that fails.
+    of each such server without an action begins in a transaction of its own. If that fails, a later
+    full report of the host begins the start.
     """
     if sync.session != 0 or sync.inventory is None:
         return engine.store.read(lambda tx: hosts.sessions(tx, [sync.host])).get(sync.host, 0)
@@ -161,6 +170,8 @@ def _find_session(engine: WorkflowEngine, sync: Sync) -> int:
 
 def _process_part(engine: WorkflowEngine, reported: Sync, until: float) -> None:
     """Process a report. If that fails, split the report and process each part.
+
+    ``_leave_out`` handles the failure of a part that cannot be split.
 
     Results and domains of servers whose work waits for a lock are left out. Parts that remain at
     the time ``until`` of the monotonic clock are ignored. The host repeats both.
@@ -188,9 +199,9 @@ def _process_part(engine: WorkflowEngine, reported: Sync, until: float) -> None:
 def _leave_out(engine: WorkflowEngine, reported: Sync, problem: Exception) -> None:
     """Handle the failure of a part that cannot be split further.
 
-    If the database was busy, the work on the part's servers is postponed. Otherwise the failure is
-    counted for each action that waits for a result in the part, and the host's reports are
-    processed separately for ``ODD_HOST_SECONDS``.
+    If the database is busy or does not answer, the work on the part's servers is postponed.
+    Otherwise the failure is counted for each action that waits for this host and that a result in
+    the part names. The host's reports are then processed separately for ``ODD_HOST_SECONDS``.
     """
     log.error("this part of the report of host %s is left out: %.500s", reported.host, reported)
     if isinstance(problem, errors.Unavailable):
@@ -207,11 +218,11 @@ def _leave_out(engine: WorkflowEngine, reported: Sync, problem: Exception) -> No
 def _take_in(
     tx: Connection, engine: WorkflowEngine, syncs: Sequence[Sync], locked: Collection[str]
 ) -> tuple[list[SyncAnswer], flush.Written, lost_commands.Failed]:
-    """Run the transaction of a round of reports.
+    """Process a round of reports in one transaction, and return the answers.
 
-    The order is registrations, results and domain states, host states, answers. The parts of the
-    reports about servers in ``locked``, which other transactions have locked, are left out. A
-    report of an ended session is only answered.
+    The order is registrations, results and domain states, host states, answers. Results and domain
+    states of servers in ``locked``, which other transactions have locked, are left out. A report of
+    an ended session is only answered.
 
     Returns:
         The answers in the order of ``syncs``, the work after the commit, and the actions whose
@@ -245,10 +256,10 @@ def _take_in(
 
 
 def _drop_old_state(tx: Connection, sync: Sync) -> Sync:
-    """Return the report, without the host's state if a newer report of the host was processed.
+    """Return the report, without the host's state if this or a newer report was processed.
 
-    Another conductor may have processed the newer report. If this report is the newest, its number
-    is recorded.
+    Another conductor may have processed that report. If this report is the newest, its number is
+    recorded. A registration, or a report without a number or state, is returned unchanged.
     """
     if sync.session == 0 or sync.number == 0 or not sync.tells_state:
         return sync
@@ -262,8 +273,9 @@ def _drop_old_state(tx: Connection, sync: Sync) -> Sync:
 def _register(tx: Connection, engine: WorkflowEngine, sync: Sync) -> int:
     """Open a session for a host that registers, and return the number of the session.
 
-    After a boot of the host, actions that tenants can see start the servers that should run. If
-    another action has taken such a server meanwhile, the server is recorded as off.
+    After a boot of the host, a hard reboot, which tenants can see, begins for each server that
+    should run and has no action. A server that should run but has an action, or gets one meanwhile,
+    is recorded as off.
     """
     session, to_start = _open_session(tx, sync)
     for server in to_start:
@@ -319,7 +331,8 @@ def _start_again(tx: Connection, server: ServerKey, host: str) -> bool:
 def _describe(tx: Connection, sync: Sync) -> None:
     """Store the inventory, guests, files, cached images and metrics that a report contains.
 
-    Called last in a transaction, because this locks the host's resource providers.
+    Call this after the transaction has locked servers, because this locks the host's resource
+    providers.
     """
     if sync.inventory is not None:
         hosts.describe(tx, sync.host, sync.inventory)
@@ -336,7 +349,10 @@ def _describe(tx: Connection, sync: Sync) -> None:
 
 
 def _note_guests(tx: Connection, host: str, servers: Sequence[str]) -> None:
-    """Note the reported servers that have no guest record on this host, and log the new ones."""
+    """Store which servers with a domain have no guest record on this host, and log new entries.
+
+    ``servers`` are the servers of all domains of the host.
+    """
     if unknown := hosts.note_guests(tx, host, servers):
         log.warning(
             "host %s has %d guests without a record, for example %.400s; see: kilonova doctor, "
@@ -350,7 +366,10 @@ def _note_guests(tx: Connection, host: str, servers: Sequence[str]) -> None:
 def _note_files(
     tx: Connection, host: str, servers: Sequence[str], between: Sequence[str] | None
 ) -> None:
-    """Note the servers that have files but no guest on this host, and log the new ones."""
+    """Store the servers that have files but no guest on this host, and log unexplained new entries.
+
+    ``servers`` and ``between`` are ``files`` and ``files_between`` of ``Sync``.
+    """
     if unknown := host_files.note(tx, host, servers, between):
         log.warning(
             "host %s has files of %d servers without a guest, for example %.400s; see: kilonova doctor",
@@ -365,11 +384,12 @@ def _write_results(
 ) -> flush.Written:
     """Write results, confirmed removals, progress and domain states of reports.
 
-    With ``advances``, the actions that waited for a confirmed removal continue at once. Otherwise
-    they continue with their next poll.
+    If a host reports a higher fence than the database has, the database's fence is raised. With
+    ``advances``, the actions that waited for a confirmed removal continue at once. Otherwise they
+    continue with their next poll.
 
     Returns:
-        The work that the caller does after the commit.
+        The work for ``flush.send`` after the commit.
     """
     results = [(sync.host, result) for sync in syncs for result in sync.results]
     keys = CommandKey.parse_each(
@@ -472,6 +492,10 @@ def finish_step(
         The run with the changes that the caller must write. None if the result is ignored, because
         no action waits for it, another host has the command, or this release does not have the
         workflow.
+
+    Raises:
+        LookupError, TypeError, ValueError: This release does not know the step or the result's
+            status, or cannot read the action's arguments or data.
     """
     server = servers.get(head.server_id)
     if (
@@ -527,9 +551,10 @@ def _advance_waiting_actions(
     heads: Mapping[str, ActionRow],
     server_ids: set[str],
 ) -> list[AnyRun]:
-    """Advance the actions that waited for the removal of their server's guests.
+    """Advance the actions of servers of which a host has removed a guest.
 
-    Only actions at a step without a call or preparation are advanced.
+    The actions may have waited for the removal. Only due actions at a step that works in the
+    transaction, without a call or preparation, are advanced.
 
     Args:
         tx: The transaction.
@@ -566,8 +591,8 @@ def _advance_waiting_actions(
 def _add_refused_fences(results: Sequence[tuple[str, Result]], ahead: HigherFences) -> HigherFences:
     """Return ``ahead`` with the fences that hosts reported when they refused commands.
 
-    For each server and host, the highest fence counts.
-    In most cases only the refused command was late, and the reported fence is not too high.
+    For each server and host, the highest fence counts. The added fences need not be higher than the
+    record, because in most cases only the refused command was late.
     """
     fences_by_place = dict(ahead)
     for host, result in results:
@@ -588,11 +613,10 @@ def _compare_domains(
 ) -> tuple[News, HigherFences]:
     """Return the reported domains that count as news about their server (``_is_news``).
 
-    Also returns the fences on hosts that are higher than the record. If a domain differs while an
-    action has its server, the host must report all domains again soon.
+    Also returns the fences on hosts that are higher than the record. If a power state differs while
+    an action has the server, the host must report all domains again soon.
 
-    The comparison takes no locks. Before a change is written, the comparison is repeated under the
-    lock.
+    The comparison takes no locks. ``_write_news`` repeats the comparison of states under the lock.
     """
     reported = {
         (sync.host, domain.server): domain
@@ -660,8 +684,9 @@ _OUT_OF_BAND_CHANGES: tuple[tuple[tuple[str, ...], tuple[int, ...], str, bool], 
 def _write_news(tx: Connection, servers: dict[str, PlacedServerRow], news: News) -> None:
     """Write the domain states that differ from the records of their servers.
 
-    A change in ``_OUT_OF_BAND_CHANGES`` sets vm_state and the wanted state of the guest. Other
-    differences only set power_state. A server that lost its power is started instead.
+    Each difference sets power_state. A change in ``_OUT_OF_BAND_CHANGES`` also sets vm_state and
+    the wanted state of the guest. For a server that lost its power, a hard reboot begins instead.
+    A state that is no news any more is ignored.
     """
     changes: dict[str, JsonObject] = {}
     for (host, server_id), domain in news.items():
@@ -689,13 +714,13 @@ def _write_news(tx: Connection, servers: dict[str, PlacedServerRow], news: News)
 
 
 def _find_unknown_fences(tx: Connection, sync: Sync) -> tuple[dict[str, int], list[str]]:
-    """Return the fences that the host does not know, and the servers that must not run there.
+    """Return the fences unknown to the host, and its running servers with another recorded host.
 
     Returns:
         First, the fences of idle servers on this host, by server. The host has reported the
         server's domain under a lower fence, or still executes a command of an ended action. Until
         the host knows the fence, the reported state of the domain does not count. Second, the
-        servers that run on this host although their record names another host or no host.
+        servers that run or are paused on this host, but whose record names another host or no host.
     """
     domains = [*(sync.domains or ()), *sync.changed]
     reported = {domain.server: domain.fence for domain in domains}
@@ -723,11 +748,12 @@ def _find_unknown_fences(tx: Connection, sync: Sync) -> tuple[dict[str, int], li
 def _answer(
     tx: Connection, engine: WorkflowEngine, sync: Sync, session: int, sends: bool = True
 ) -> tuple[SyncAnswer, lost_commands.Failed]:
-    """Build the answer to a report. ``sends`` includes the commands that the host has lost.
+    """Build the answer to a report.
 
-    The answer has session 0, which lets the host register, in three cases: the host has no session,
-    the report is of an old session, or the report is no registration and the host runs a guest that
-    must be stopped there (``guests.off_on``), because its server is on another host.
+    With ``sends``, the answer to a registration or periodic report has the commands that the host
+    has lost. The answer has session 0, which lets the host register, in three cases: the host has
+    no session, the report is of an old session, or the report is no registration and the host runs
+    a guest that must be stopped there (``guests.off_on``), because its server is elsewhere.
 
     Returns:
         The answer, and the actions whose command could not be built.

@@ -90,7 +90,10 @@ def postpone(
 
 
 def _pause(tries: int) -> int:
-    """Return the pause after this number of tries, in microseconds."""
+    """Return the pause after this number of tries, in microseconds.
+
+    The pause begins with ``FIRST_PAUSE_MICROS`` and doubles with each of the first eight tries.
+    """
     return FIRST_PAUSE_MICROS << min(tries, 8)
 
 
@@ -151,10 +154,10 @@ def count_failure(run: AnyRun, text: str, details: str, tries: int) -> None:
 def count_exception(engine: WorkflowEngine, row: ActionRow, problem: Exception) -> None:
     """Count an unexpected failure of an action, in a transaction of its own.
 
-    Failures of an action that has advanced meanwhile, or that another conductor has leased, are not
-    counted. A due action is tried again after a growing pause. A command that the action waits for
-    is sent again with the next report of its host. If another transaction has locked the rows,
-    nothing is counted.
+    After ``MAX_EXCEPTIONS`` failures in a row the action is stuck. Failures of an action that has
+    advanced meanwhile, or that another conductor has leased, are not counted. A due action is tried
+    again after a growing pause. A command that the action waits for is sent again with a later
+    report of its host. If another transaction has locked the rows, nothing is counted.
 
     Raises:
         Unavailable: The database does not answer.
@@ -195,7 +198,7 @@ def _position(action: ActionRow) -> tuple[Any, ...]:
 
 # --- servers with locked rows ---
 def set_aside(engine: WorkflowEngine, servers: Iterable[str]) -> None:
-    """Postpone all work of this conductor on these servers until their locks are gone.
+    """Record that this conductor postpones its work on these servers until their locks are gone.
 
     ``locked_servers`` checks the locks for the first time after ``LOCK_POLL_SECONDS``.
     """

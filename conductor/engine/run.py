@@ -133,11 +133,11 @@ class Run(Generic[Args, Data]):
                 setattr(other.data, data_field.name, value)
 
     def raise_fence(self) -> None:
-        """Raise the fence, so that hosts refuse commands under the old fence from now on."""
+        """Raise the fence by 1. Hosts that know the new fence refuse commands under the old one."""
         self.head["fence"] = self.changes["fence"] = self.fence + 1
 
     def set(self, **values: object) -> None:
-        """Change columns of the server's row."""
+        """Collect changed columns of the server's row, which ``flush.write`` writes."""
         self.changes.update(values)
 
     def has_volumes(self) -> bool:
@@ -145,22 +145,28 @@ class Run(Generic[Args, Data]):
         return bool(self.volumes)
 
     def set_volume(self, row: BlockDeviceRow, **values: object) -> None:
-        """Change columns of a volume's row. The ``call`` of a step may use this too."""
+        """Collect changed columns of a volume's row, which ``flush.write`` writes.
+
+        The ``call`` of a step may use this too.
+        """
         self.volume_changes[row.uuid] = {**(self.volume_changes.get(row.uuid) or {}), **values}
 
     def remove_volumes(self, rows: Iterable[BlockDeviceRow]) -> None:
-        """Remove the rows of volumes, and reduce the server's number of volumes."""
+        """Let ``flush.write`` remove rows of volumes and set the server's number of volumes."""
         self.volume_changes.update(dict.fromkeys((row.uuid for row in rows), None))
         remaining = [self.volume_changes.get(row.uuid, {}) is not None for row in self.volumes]
         self.set(volumes=sum(remaining))
 
     def set_migration(self, **values: Unpack[MigrationChanges]) -> None:
-        """Change columns of the action's migration."""
+        """Collect changed columns of the action's migration, which ``flush.write`` writes."""
         self.migration_changes.update(values)
 
     @property
     def assignment(self) -> HardwareAssignment | None:
-        """The guest's hardware assignment, with the claims of this run, or None."""
+        """The guest's hardware assignment, or None.
+
+        If this run sets the server's host, this is the assignment that the run has claimed.
+        """
         if "host" in self.changes:
             return self.claimed
         return (
@@ -180,14 +186,18 @@ class Run(Generic[Args, Data]):
         return bool(self.head.get("phase", self.action.phase) == ActionPhase.UNDO)
 
     def secrets(self, engine: Engine) -> JsonObject:
-        """Return the decrypted secrets of the request, {} without secrets."""
+        """Return the decrypted secrets of the action's request, {} without secrets.
+
+        Raises:
+            Unavailable: The conductor has no key that decrypts the secrets.
+        """
         return engine.vault.open(self.action.secrets) if self.action.secrets else {}
 
     def continue_at(self, step: str | None, **head: object) -> None:
-        """Make the action due at a step that was not tried yet.
+        """Make the action due at once at a step, without tries so far.
 
         Args:
-            step: The name of the step. None: the first step of the workflow.
+            step: The name of the step. None: the step with which the workflow begins.
             head: Further changed columns of the action's row.
         """
         head = {"state": ActionState.DUE, "due_at": now(), "step": step, "sends": 0, **head}
@@ -216,7 +226,8 @@ class Run(Generic[Args, Data]):
         """Record the definite failure of the current step, with the fields of ``Failure``.
 
         The function returns normally. After the step the runner begins the undo, or after the pivot
-        ends the action as failed.
+        ends the action as failed. A failure of a ``call`` after the pivot, or of an undo, becomes a
+        message of the step (``runner.ignore_refusals``, ``runner.continue_undo``).
         """
         self.problem = StepFailed(text, details, retryable, status, reason)
 
@@ -254,7 +265,8 @@ class Run(Generic[Args, Data]):
 
         The block calls an external service after the pivot or in an undo, where a refusal must not
         fail the action. A refusal adds the cleanup at once. If the service does not answer, the
-        step is repeated up to ``MAX_CLEANING_TRIES`` times, and then the cleanup is added.
+        step is repeated up to ``MAX_CLEANING_TRIES`` times, and then the cleanup is added. The
+        arguments are those of ``add_cleanup``.
 
         Raises:
             Unavailable: The service does not answer, and tries are left.
@@ -275,7 +287,7 @@ class Run(Generic[Args, Data]):
         return " ".join(filter(None, texts)) or None
 
     def retry_in(self, micros: int) -> None:
-        """Try the current step again after ``micros`` µs, or at once if the action was woken."""
+        """Make the action due again at this step in ``micros`` µs, or at once if it was woken."""
         self.paused = True
         self.head.update(
             state=ActionState.DUE,
@@ -292,7 +304,10 @@ class Run(Generic[Args, Data]):
         message: str | None = None,
         details: str | None = None,
     ) -> None:
-        """Add an event to the journal. The caller has locked the action."""
+        """Add an event to the run, which ``flush.write`` appends to the action's journal.
+
+        The caller has locked the action.
+        """
         seq = int(self.head.get("next_seq", self.action.next_seq))
         self.head["next_seq"] = seq + 1
         self.events.append(

@@ -63,11 +63,11 @@ MAX_ONE_BY_ONE_SECONDS = 5.0
 def advance(engine: WorkflowEngine, lane: Lane = Lane.INSIDE) -> int:
     """Take up to ``engine.batch`` due actions of a lane, and advance each.
 
-    An action stops where it waits, ends, changes its lane or needs a preparation. Actions of locked
-    servers are postponed.
+    An action stops where it waits, fails, ends, changes its lane or needs a preparation. Actions of
+    locked servers are postponed.
 
     Returns:
-        The number of actions taken. ``engine.batch`` or more means that further actions may be due.
+        The number of actions taken. ``engine.batch`` means that further actions may be due.
 
     Raises:
         Unavailable: The database does not answer.
@@ -118,7 +118,8 @@ def _burst(
 ) -> None:
     """Advance actions at the same step: prepare or call, write one transaction, then send.
 
-    An action whose abort was requested is not prepared or called, and fails in the transaction.
+    An action whose abort was requested is not prepared or called. Its step, or the undo of its
+    step, fails in the transaction. For an action with unreadable rows a failure is counted.
 
     Args:
         engine: The conductor's engine.
@@ -184,8 +185,8 @@ def _prepare_together(
 ) -> list[AnyRun]:
     """Prepare all runs in one call, or each in its own call if that fails unexpectedly.
 
-    Returns the prepared runs. Without an answer the runs are postponed. An unexpected failure of a
-    single run is counted.
+    Returns the prepared runs, and those that skip the step. Without an answer the runs are
+    postponed. An unexpected failure of a single run is counted.
     """
     assert step.prepare is not None
     prepared = [workflow.run(run.action, run.server, run.volumes) for run in runs]
@@ -212,7 +213,7 @@ def _prepare_together(
 
 
 def _call(engine: WorkflowEngine, step: AnyStep, runs: Sequence[AnyRun]) -> list[AnyRun]:
-    """Call the step's service for each run, and return the runs that got an answer.
+    """Call the service of the step or of its undo for each run, and return the answered runs.
 
     A definite refusal counts as an answer, and becomes the failure of the run's step. Runs without
     an answer are postponed. An unexpected error is counted for the run's action.
@@ -258,7 +259,7 @@ def _commit(
     postponed and the others are written. If the database does not answer, all are postponed.
 
     Raises:
-        Unavailable: The database does not answer the postponement either.
+        Unavailable: The database does not answer afterwards either, for example to postpone.
     """
     try:
         written = engine.store.write(
@@ -313,8 +314,8 @@ def _write(
 ) -> flush.Written:
     """Run the transaction of a burst, and return the work that the caller does after the commit.
 
-    A run is left out if its server has a newer action, or if another conductor or lane has advanced
-    its action.
+    A run is left out if another conductor or lane has advanced or leased its action, or if its
+    server has another action or fence by now.
     """
     servers, volumes = _add_volumes(
         tx, actions.lock_servers(tx, (run.server.id for run in planned))
@@ -396,7 +397,7 @@ def proceed(
 
     A run ends after its last step, waits for the result of a command, or becomes due again for the
     call or preparation that the next step needs. A run whose step pauses or fails stops there, and
-    a failure begins the undo.
+    ``fail`` processes the failure. The caller writes the changes of the runs.
 
     Args:
         tx: The transaction.
@@ -430,7 +431,7 @@ def proceed(
 
 
 def _is_elsewhere(step: AnyStep, ready: Lane | None) -> bool:
-    """Return True if the step has an incomplete call or preparation outside the transaction."""
+    """Return True if the step has a call or preparation that lane ``ready`` has not completed."""
     return bool((step.call and ready != step.lane) or (step.prepare and ready != Lane.INSIDE))
 
 
@@ -444,7 +445,7 @@ def _is_through(
 ) -> bool:
     """Record the outcome of a step, and return True if the run continues with the next step.
 
-    After a failure the undo begins.
+    A run does not continue if its step is paused or has failed. ``fail`` processes a failure.
     """
     if run.paused:
         run.head.setdefault("step", step.name)
@@ -467,7 +468,8 @@ def _start(
 ) -> None:
     """Record the start of a step and its command. The command is sent after the commit.
 
-    A run whose step has no host fails.
+    A run whose step has no host fails at the first step of the workflow, so later steps are not
+    undone.
     """
     step = workflow.steps[index]
     assert step.command is not None
@@ -486,7 +488,10 @@ def _start(
 
 
 def _send(run: AnyRun, host: str, kind: CommandKind, step: AnyStep, verb: Verb) -> None:
-    """Send the command of a step, and let the action wait for its result."""
+    """Add a step's command to the run, and let the action wait for the result.
+
+    ``flush.send`` sends the command after the commit.
+    """
     run.command(host, kind, step.name, verb)
     run.head.update(
         state=ActionState.WAITING,
@@ -505,12 +510,13 @@ def _send(run: AnyRun, host: str, kind: CommandKind, step: AnyStep, verb: Verb) 
 def take_result(tx: Connection, engine: WorkflowEngine, run: AnyRun, result: Result) -> None:
     """Process a host's result of the command that the action waits for.
 
-    After success, and if the outcome is unknown, the run continues with the next step. A definite
-    failure begins the undo, and the result of an undo continues the undo. A dead host counts as
-    success for an undo and for a step with ``done_when_host_dead``, otherwise as a failure. The
+    After success, and if the outcome is unknown, the run continues with the next step. ``fail``
+    processes a definite failure, and the result of an undo continues the undo. A dead host counts
+    as success for an undo and for a step with ``done_when_host_dead``, otherwise as a failure. The
     caller writes the changes of the run.
 
     Raises:
+        LookupError: This release does not have the action's step.
         ValueError: The status of the result is not a final status of this release.
     """
     workflow = engine.workflows[run.action.workflow]
@@ -562,8 +568,8 @@ def fail(
 ) -> None:
     """Record the failure ``run.problem`` of the step at ``index``, and begin the undo.
 
-    The failed step is undone too, because its effect may exist. After the pivot the action ends as
-    failed without an undo.
+    The failed step is undone too, because its effect may exist. After the pivot there is no undo:
+    the action ends as failed, or its workflow begins another try.
     """
     problem = run.problem
     assert problem is not None
@@ -687,6 +693,8 @@ def _end_failed(tx: Connection, engine: WorkflowEngine, workflow: AnyWorkflow, r
 
 def finish(run: AnyRun, state: ActionState, message: str | None = None) -> None:
     """End the action: release the server, and delete the action's secrets and user data.
+
+    The caller writes these changes of the run.
 
     Args:
         run: The run of the action.

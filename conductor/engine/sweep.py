@@ -67,7 +67,7 @@ class Watch:
 def sweep(
     engine: WorkflowEngine, watch: Watch, heard: Collection[str], hears_itself: bool
 ) -> list[str]:
-    """Run one round of the sweep.
+    """Record signs of life, mark hosts as down, begin due actions, end lost waits, do chores.
 
     Hosts are marked as down only if the conductor has received its own messages for as long as a
     host may be silent, and the database's clock has not jumped in this time.
@@ -158,8 +158,9 @@ def _look_at_clock(engine: WorkflowEngine, watch: Watch, moment: float) -> bool:
 def _do_chores(engine: WorkflowEngine, watch: Watch, moment: float, is_certain: bool) -> None:
     """Do the chores that are due.
 
-    ``is_certain`` is True if this conductor has received messages for long enough, and the clock of
-    the database has not jumped. Without certainty, chores with ``needs_certainty`` wait.
+    ``is_certain`` is True if this conductor has received its own messages for long enough, and
+    trusts the clock of the database. Without certainty, chores with ``needs_certainty`` wait.
+    ``moment`` is the time of the monotonic clock.
     """
     for chore in engine.chores:
         last = watch.chores_at.get(chore)
@@ -174,7 +175,8 @@ def begin_due(engine: WorkflowEngine) -> None:
     """Begin the actions that are due by time.
 
     These are deletes of soft-deleted servers, offloads of shelved servers, and confirms of resizes.
-    At most ``engine.batch`` actions of each kind begin. An interval of 0 or less disables the kind.
+    At most ``engine.batch`` actions of each kind begin. With an interval of 0 or less, this
+    function begins no action of the kind.
     """
     for row, since, seconds in (
         (_RECLAIM, "soft_deleted_at", engine.reclaim_interval),
@@ -203,9 +205,10 @@ def begin_due(engine: WorkflowEngine) -> None:
 def fail_lost_commands(engine: WorkflowEngine) -> None:
     """End the wait of actions for commands that cannot complete any more.
 
-    These are commands at hosts whose guests are dead, commands that start no guest at hosts that
-    are down, and commands that need files of a host that was forced down. The action then fails,
-    is undone or continues, as its step declares.
+    These are commands at hosts that are forced down (an undo only if the host is silent), commands
+    that start no guest at hosts that are down, and commands that need files of a host that is
+    forced down. The action then fails, is undone or continues, as its step declares. The next
+    round handles actions beyond ``engine.batch``.
     """
 
     def read(tx: Connection) -> tuple[list[LostActionRow], list[ReadingActionRow]]:
@@ -246,6 +249,9 @@ def _give_up(
     """Process a failure in place of the result that an action waits for.
 
     An unexpected error is counted for the action, and the next sweep tries again.
+
+    Raises:
+        Unavailable: The database does not answer.
     """
     result = Result(
         str(runner.key_of(row)),
@@ -284,7 +290,10 @@ Begin = Callable[..., str]
 def _begin(
     engine: WorkflowEngine, row: states.Action, server: ServerKey, begin: Begin = actions.begin
 ) -> None:
-    """Begin an action of a server, unless the state of the server no longer permits the action."""
+    """Begin an action of a server, or log why not.
+
+    For example, the server's state no longer permits the action, or the database does not answer.
+    """
     system = RequestContext.of_ourselves(server.project_id)
     try:
         engine.store.write(lambda tx: begin(tx, row, server.id, context=system))

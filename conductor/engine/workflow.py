@@ -78,7 +78,7 @@ class Workflow(Generic[WorkflowArgs, WorkflowData]):
             action: The row of the action.
             server: The row of the action's server.
             volumes: The server's volumes.
-            more: Facts that were collected before the transaction.
+            more: Further fields of the run, which the caller has read or collected.
 
         Raises:
             TypeError, ValueError: The row has no arguments, or no data, of this workflow.
@@ -116,7 +116,7 @@ class Workflows(dict[str, AnyWorkflow]):
 
     @cached_property
     def lanes(self) -> dict[Lane, list[str]]:
-        """Lane of a service -> the sorted names of the steps that call this service."""
+        """Lane of a service or hook -> sorted names of the steps with a call or undo call there."""
         steps: dict[Lane, set[str]] = defaultdict(set)
         for _, step in self._steps():
             if step.call or step.undo_call:
@@ -125,12 +125,12 @@ class Workflows(dict[str, AnyWorkflow]):
 
     @cached_property
     def lane_of(self) -> dict[str, Lane]:
-        """Name of each step with a call, in all workflows -> the lane of the service or hook."""
+        """Name of each step with a call or undo call, in all workflows -> the lane of the call."""
         return {step: lane for lane, steps in self.lanes.items() for step in steps}
 
     @cached_property
     def steps_with_calls(self) -> list[str]:
-        """The sorted names of the steps that call a service."""
+        """The sorted names of the steps with a call or undo call, in all workflows."""
         return sorted(self.lane_of)
 
     @cached_property
@@ -140,7 +140,7 @@ class Workflows(dict[str, AnyWorkflow]):
 
     @cached_property
     def failing_with_host(self) -> list[StepKey]:
-        """(workflow, step) of each command that has failed when its host goes down."""
+        """(workflow, step) of each command that counts as failed when its host goes down."""
         return self._keys(lambda step: step.fails_when_host_down)
 
     @cached_property

@@ -44,10 +44,17 @@ class EvacuationPolicy:
 
 
 def evacuate(store: Store, policy: EvacuationPolicy) -> list[str]:
-    """Begin the evacuation of each host that has been silent for long enough.
+    """Begin the evacuation of each down host with servers after ``policy.after`` s of silence.
+
+    Hosts that an admin forced down are left out.
 
     Returns:
-        The hosts whose evacuation this call has begun. Empty if too many hosts are down.
+        The hosts whose evacuation this call has begun. Empty if more than ``policy.max_hosts`` of
+        these hosts are down.
+
+    Raises:
+        NotFound: A host was removed meanwhile.
+        Unavailable: The database does not answer.
     """
     dead = store.snapshot(_find_down_with_servers)
     if len(dead) > policy.max_hosts:
@@ -67,7 +74,7 @@ def evacuate(store: Store, policy: EvacuationPolicy) -> list[str]:
 
 
 def _find_down_with_servers(tx: Connection) -> list[Look]:
-    """Return the hosts with servers that are down, except hosts that an admin forced down.
+    """Return the down hosts that have servers, except hosts that an admin forced down.
 
     A host that the fencing hook has forced down is included.
     """
@@ -84,6 +91,10 @@ def _begin(store: Store, look: Look) -> bool:
 
     No evacuation begins if the host has an open host action, if its last one ended less than
     ``RETRY_MICROS`` ago, or if ``host_actions.begin`` raises Conflict.
+
+    Raises:
+        NotFound: The host was removed meanwhile.
+        Unavailable: The database does not answer.
     """
     host = look.host.name
 

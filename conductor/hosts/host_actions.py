@@ -79,9 +79,10 @@ class HostActionKind:
 
 
 def _is_drained(look: Look) -> bool:
-    """Return True if the host has no server, no guest and no migration in either direction.
+    """Return True if the host has no server, guest record or open migration in either direction.
 
-    Why: a disabled host gets no new server, because claims check that.
+    A pending cleanup is a guest record too. The host stays empty, because claims place no server on
+    a disabled host.
     """
     return not (look.servers or look.leaving or look.coming or look.guests)
 
@@ -100,7 +101,8 @@ def _drain_refusal(look: Look, has_hook: bool) -> str:
 def _evacuation_refusal(look: Look, has_hook: bool) -> str:
     """Return why the evacuation must not continue, or "".
 
-    The host must be silent, and forced down unless ``has_hook``: a fencing hook is configured.
+    The host must be down or forced down. Without a fencing hook (``has_hook``) it must be forced
+    down.
     """
     host = look.host
     if host.answers:
@@ -185,7 +187,8 @@ class HostActions:
     def advance(self) -> None:
         """Lease the open actions on hosts, and advance each of them by one round.
 
-        Without open actions this costs one statement.
+        Actions that another conductor has leased are left out. A failed round is noted and
+        repeated in the next call. Without open actions this costs one statement.
 
         Raises:
             Unavailable: The database does not answer.
@@ -315,7 +318,7 @@ class _Round:
 
     @property
     def again(self) -> str:
-        """The operator's command that starts the action again."""
+        """The operator's command that starts the action again, without options except --cold."""
         return f"{self.kind.command} {self.host}{' --cold' * self.action.args.cold}"
 
     def add_line(
@@ -328,7 +331,7 @@ class _Round:
         self.lines.append(Event(event, message, server, migration))
 
     def note(self, message: str) -> None:
-        """Write a note about the host to the journal, unless the last note is the same."""
+        """Add a note about the host to the new journal lines, unless the last note is the same."""
         if message != self.last_note:
             self.last_note = message
             self.add_line(EventName.NOTE, message)
@@ -384,7 +387,8 @@ class _Round:
     def _drop_outdated(self, servers: list[Resident]) -> None:
         """Remove plans of servers that have left, or that have another state than planned.
 
-        For example, a server that was started since needs a live migration.
+        Their reasons to stay are removed too. For example, a server that was started since needs a
+        live migration.
         """
         here = {server.id: server.vm_state for server in servers}
         for server, line in list(self.plan.items()):
@@ -406,9 +410,10 @@ class _Round:
 
     # --- moves under way ---
     def _note_moves(self, at: int, under_way: list[Move]) -> None:
-        """Write moves that ended since the last round to the journal.
+        """Add moves that ended since the last round to the new journal lines.
 
-        Moves of another origin that began since then are written too.
+        The number of moved servers and the reasons to stay are updated. Moves of another origin
+        that began since then are added too.
 
         Args:
             at: The current time, in microseconds.
@@ -458,9 +463,10 @@ class _Round:
             self.add_line(EventName.STAYS, f"{about}  stays: {why}", move.server, move.uuid)
 
     def _drop_stuck(self, begun: list[Move]) -> list[Move]:
-        """Return the moves that are not stuck, and record a reason for each stuck one.
+        """Return the moves that are not stuck, and record why servers with stuck moves stay.
 
-        A stuck move does not count toward ``parallel``.
+        A stuck move does not count toward ``parallel``. The recorded reasons of servers with other
+        moves are removed.
         """
         for move in begun:
             if move.stuck:
@@ -473,9 +479,9 @@ class _Round:
         return [move for move in begun if not move.stuck]
 
     def _confirm(self, under_way: list[Move]) -> None:
-        """Begin the confirm of complete moves, or the revert of moves with a failed server.
+        """Begin the confirm of complete moves, or the revert if the move's action has failed.
 
-        Only moves that this action must confirm or revert, and whose server is idle, count.
+        Other moves, and moves of servers with a running action, are left alone.
         """
         for move in under_way:
             if self._is_ours(move) and move.idle:
@@ -487,9 +493,10 @@ class _Round:
                 )
 
     def _begin_action(self, about: str, work: Callable[[Connection], T]) -> T | None:
-        """Begin an action in a transaction, and return the result of ``work``.
+        """Begin an action by calling ``work`` in a transaction, and return the result of ``work``.
 
-        Returns None if the server's state does not permit the action now. The reason is noted.
+        Returns None if the server's state does not permit the action now. The reason is noted
+        after ``about``, the server's name and id.
         """
         try:
             begun = self.engine.store.write(work)
@@ -521,7 +528,7 @@ class _Round:
         """Return the plans of the servers whose move can begin now, in the order of the servers.
 
         Servers without a plan are planned first, unless ``held`` is a reason to begin no move.
-        Servers that are moving, have a running action or must stay are left out.
+        Servers that are moving, must stay or have an action that must end first are left out.
 
         Args:
             look: The host with its servers and moves.
@@ -637,11 +644,13 @@ class _Round:
     ) -> str:
         """Return why the action ends before the host is empty, or "" while it continues.
 
-        Moves under way are always awaited.
+        Moves under way are always awaited. Other actions, pending cleanups and a silent host are
+        awaited for ``SETTLING``, or with the option ``wait`` without limit. With ``wait``, servers
+        that could not leave are planned again after ``RETRY``.
 
         Args:
             look: The host with its servers and moves.
-            under_way: The moves under way.
+            under_way: The moves under way, without stuck moves.
             waiting: The result of ``_find_waiting``.
             held: The result of ``_find_hold``.
         """
@@ -681,11 +690,10 @@ class _Round:
         return at - self.quiet_since if self.quiet_since is not None else 0
 
     def _add_summary(self, look: Look) -> None:
-        """Write each server that stays to the journal, with the reason and the next step.
+        """Add each server that stays to the journal lines, with the reason and the next step.
 
-        A server with a running action counts as staying.
-
-        Moves that wait for a confirm or revert by the server's owner are written too.
+        A server with a running action counts as staying. Moves that wait for a confirm or revert by
+        the server's owner are added too.
         """
         for server in look.servers:
             stays = self.stays_by_server.get(server.id) or (

@@ -120,7 +120,8 @@ class Planned:
 def plan_drain(server: Resident, cold: bool) -> Way | Stays:
     """Return how a server leaves a running host, or why the server stays.
 
-    With ``cold``, active servers migrate cold, and paused servers stay.
+    Active and paused servers migrate live, stopped servers cold. With ``cold``, active servers
+    migrate cold, and paused servers stay. Servers with shares or in another state stay.
     """
     if server.shares:
         return _find_stay({server.vm_state: _SHARES}, server)
@@ -132,7 +133,10 @@ def plan_drain(server: Resident, cold: bool) -> Way | Stays:
 
 
 def plan_evacuation(server: Resident) -> Way | Stays:
-    """Return how a server leaves a dead host, or why the server stays."""
+    """Return how a server leaves a dead host, or why the server stays.
+
+    Servers with shares, or in a state that permits no evacuation, stay.
+    """
     if server.shares:
         return _find_stay({server.vm_state: _DEAD_SHARES}, server)
     if server.vm_state in states.row(EVACUATION.key).vm:
@@ -165,7 +169,10 @@ def plan(
     owing: Mapping[str, Collection[str]],
     live_capable: Collection[str],
 ) -> list[Planned]:
-    """Return a line for each server, in their order. Earlier servers take resources first.
+    """Return a line of the plan for each server, in their order.
+
+    Within a call of a scheduler (``AT_ONCE`` servers), earlier servers take resources first. A
+    server with an invalid request stays.
 
     Args:
         servers: The servers that are to leave.
@@ -211,8 +218,8 @@ def spec(server: Resident) -> RequestSpec:
     """Return the server's requirements for a host, as a request to the scheduler.
 
     Raises:
-        BadRequest: A requested trait, resource, CPU policy or device model is invalid, or hosts do
-            not provide it.
+        BadRequest: A requested trait, resource, CPU policy or device model is invalid, hosts do not
+            provide a requested resource, or the server would use no resource.
     """
     return request_spec.of(
         server.id,
@@ -250,11 +257,12 @@ def stays(server: Resident, why: Stays) -> str:
 def too_many_down(hosts: Iterable[HostState], at: int, silence: int) -> str:
     """Return a warning if so many hosts are down that a broken network is more likely, else "".
 
-    The check also counts hosts by their last contact, because conductors mark no host as down while
-    most hosts are silent.
+    The limit is the share ``MAX_DOWN_SHARE``. Hosts that are forced down count as down. The check
+    also counts hosts by their last contact, because conductors mark no host as down while most
+    hosts are silent.
 
     Args:
-        hosts: All hosts. Fewer than ``MAX_DOWN_HOSTS`` hosts are not checked.
+        hosts: All hosts. With fewer than ``MAX_DOWN_HOSTS`` hosts, the result is "".
         at: The current time, in µs.
         silence: Seconds of silence after which a host counts as down.
     """

@@ -35,7 +35,9 @@ CHUNK_BYTES = 1 << 20
 
 # --- At the source ---
 def offer(host: MemoryHost, server: str, secret: str, context: VerbContext) -> JsonObject:
-    """Let hosts with the secret read the guest's files, and return {"bytes": size}.
+    """Let hosts with the secret read the guest's files, and return {"bytes": total size}.
+
+    An active guest offers only the record. Earlier secrets become invalid.
 
     Raises:
         VerbFailed: The guest is suspended or does not exist.
@@ -56,6 +58,8 @@ def offer(host: MemoryHost, server: str, secret: str, context: VerbContext) -> J
 def parts(host: MemoryHost, server: str, secret: str) -> list[Part]:
     """Return the guest's files that are offered under this secret.
 
+    An active guest has only the record.
+
     Raises:
         Forbidden: No files are offered under this secret.
     """
@@ -65,7 +69,7 @@ def parts(host: MemoryHost, server: str, secret: str) -> list[Part]:
 
 
 def read_part(host: MemoryHost, server: str, secret: str, name: str) -> Iterator[tuple[int, bytes]]:
-    """Return the chunks of a part, each with its offset.
+    """Return (offset, chunk) of each chunk of a part, in rising order.
 
     Raises:
         Forbidden: No files are offered under this secret.
@@ -110,6 +114,7 @@ def prepare(host: MemoryHost, spec: GuestSpec, peer: Peer | None, context: VerbC
     Raises:
         VerbFailed: The host lacks hardware, network bindings or disk space for the guest, or the
             source does not offer the files.
+        errors.Unavailable: The source does not answer.
     """
     refuse_impossible(host, spec)
     if peer is not None:
@@ -121,7 +126,8 @@ def refuse_impossible(host: MemoryHost, spec: GuestSpec) -> None:
     """Check that this host can have the guest.
 
     Raises:
-        VerbFailed: The hardware or an interface is not supported, or the disks do not fit.
+        VerbFailed: The hardware or an interface is not supported, a port could not be bound, or the
+            disks are larger than the whole disk space of the host.
     """
     required_hardware(spec)
     plugs(spec.interfaces)
@@ -138,14 +144,15 @@ def receive(
 ) -> JsonObject:
     """Store the guest's files on this host, once for this fence.
 
-    With ``peer`` None the files come from shared storage, and no bytes are copied. The same
-    is true if the files were received under this fence before.
+    With ``peer`` None the files come from shared storage, and no bytes are copied. If the files
+    were received under this fence before, nothing changes.
 
     Returns:
         {"bytes": number of bytes copied}.
 
     Raises:
-        VerbFailed: The files are invalid, or the guest is active on this host.
+        VerbFailed: The files are missing or invalid, or the guest is active on this host.
+        errors.Unavailable: The source does not answer.
     """
     with host.lock:
         present_guest = host.guests.get(spec.server) or host.files.get(spec.server)
@@ -171,7 +178,7 @@ def _fetch_guest(
         The guest, and the number of bytes copied.
 
     Raises:
-        VerbFailed: The files are incomplete, or do not contain a guest.
+        VerbFailed: The files are missing, incomplete, or do not contain a guest.
     """
     if peer is None:
         with host.lock:
@@ -192,7 +199,7 @@ def _fetch_guest(
 
 
 def _read(peer: Peer, part: Part, context: VerbContext) -> bytes:
-    """Read a whole part.
+    """Return the content of a part, with zeros in place of holes.
 
     Raises:
         VerbFailed: The part is incomplete.
@@ -213,7 +220,9 @@ def _read(peer: Peer, part: Part, context: VerbContext) -> bytes:
 
 
 def lay_down(host: MemoryHost, spec: GuestSpec, guest: MemoryGuest) -> None:
-    """Store the guest's files without a domain, in place of all earlier files.
+    """Store the guest's files, changed to ``spec``, in place of all earlier files.
+
+    A domain that is off is removed. The guest is recorded as off and received under this fence.
 
     Raises:
         VerbFailed: The guest is active on this host.
@@ -236,7 +245,9 @@ def install(host: MemoryHost, spec: GuestSpec, runs: bool, context: VerbContext)
     An active guest with the fence of ``spec`` is not defined anew.
 
     Raises:
-        VerbFailed: The guest is active under another fence, or this host has no files of the guest.
+        VerbFailed: The guest is active under another fence, or this host has no files of the guest,
+            cannot reach a volume, or lacks hardware or a bridge.
+        errors.Unavailable: This host may not start guests now.
     """
     with host.lock:
         guest = host.guests.get(spec.server) or _own(host, spec.server)
@@ -260,7 +271,7 @@ def _own(host: MemoryHost, server: str) -> MemoryGuest:
     Files of a guest that has left by live migration are not used.
 
     Raises:
-        VerbFailed: Neither has the guest.
+        VerbFailed: Neither has the guest, or the guest has left.
     """
     guest = host.files.get(server)
     return guest if guest is not None and not guest.left else _on_storage(host, server)
@@ -273,7 +284,7 @@ def _on_storage(host: MemoryHost, server: str) -> MemoryGuest:
     off, without volumes.
 
     Raises:
-        VerbFailed: The storage has no such disk.
+        VerbFailed: The storage has no such disk, or the guest has left by live migration.
     """
     guest = host.storage.get(server)
     if guest is None or guest.left:

@@ -15,7 +15,7 @@ def set_password(host: MemoryHost, server: str, user: str, password: str) -> Non
     """Set the password of a user in the guest.
 
     Raises:
-        VerbFailed: The guest does not run or has no agent.
+        VerbFailed: The guest does not exist, does not run (also if paused), or has no agent.
     """
     with host.lock:
         guest = _require_agent(host, server)
@@ -27,7 +27,7 @@ def quiesce(host: MemoryHost, server: str, seconds: float) -> None:
     """Freeze the guest's file systems for at most ``seconds``.
 
     Raises:
-        VerbFailed: The guest does not run or has no agent.
+        VerbFailed: The guest does not exist, does not run (also if paused), or has no agent.
     """
     with host.lock:
         _require_agent(host, server).still_until = time.monotonic() + seconds

@@ -20,8 +20,14 @@ def make(
 ) -> DomainState:
     """Make the server's guest and start it. An existing guest keeps its disks.
 
+    An existing guest gets the interfaces and volumes of ``spec``. For ``spec.paused`` see
+    ``power.boot``.
+
     Raises:
-        VerbFailed: The image cannot be used, or a volume or an interface is not supported.
+        VerbFailed: The image cannot be used, a volume, an interface or the hardware is not
+            supported, or a bridge is missing.
+        errors.Unavailable: The image service does not answer, or this host may not start guests
+            now.
     """
     links(spec.volumes, EVERY_PROTOCOL)
     disk = images.fetch(host, image_of(spec), read_image, context)
@@ -47,10 +53,13 @@ def rebuild(
     """Replace the guest's disks by new disks, once for this fence, and start the guest if ``runs``.
 
     A missing guest is made. Without ``runs`` a guest that was rebuilt under this fence is not
-    changed.
+    changed. With ``keep_ephemeral`` the ephemeral disks are kept.
 
     Raises:
-        VerbFailed: The image cannot be used, or a volume or an interface is not supported.
+        VerbFailed: The image cannot be used, a volume, an interface or the hardware is not
+            supported, or a bridge is missing.
+        errors.Unavailable: The image service does not answer, or this host may not start guests
+            now.
     """
     guest = host.guests.get(spec.server)
     if guest is None or guest.made != spec.fence:
@@ -74,10 +83,10 @@ def rebuild(
 def _replace(
     host: MemoryHost, spec: GuestSpec, disk: dict[str, str], keep_ephemeral: bool
 ) -> MemoryGuest:
-    """Replace the guest by a new guest with this disk that is off, and return the new guest.
+    """Replace the guest by a new guest that is off and has this root disk. Return the new guest.
 
-    The console output continues. With ``keep_ephemeral`` the old ephemeral disks that ``spec``
-    contains are kept.
+    Console output and the number of boots continue. With ``keep_ephemeral`` the old ephemeral disks
+    that ``spec`` contains are kept.
     """
     old = host.guests.get(spec.server)
     guest = make_guest(spec, disk, host.spice)
@@ -103,9 +112,13 @@ def rescue(
 ) -> DomainState:
     """Boot the guest from a disk made from ``image``, once for this fence.
 
+    A guest that was rescued under this fence is not stopped, and only started or resumed.
+
     Raises:
-        VerbFailed: The guest does not exist, or the rescue failed. Then the reason is UNTOUCHED if
-            the guest is unchanged.
+        VerbFailed: The guest does not exist, or the rescue failed. After a failed rescue the reason
+            is UNTOUCHED if the guest is unchanged.
+        errors.Unavailable: The image service does not answer, or this host may not start guests
+            now.
     """
     guest = host.guest(spec.server)
     if guest.rescue != spec.fence:
@@ -124,6 +137,11 @@ def unrescue(host: MemoryHost, spec: GuestSpec, context: VerbContext) -> DomainS
     """Boot the guest from the root disk again.
 
     A guest that is not rescued is not stopped, and only started or resumed.
+
+    Raises:
+        VerbFailed: The guest does not exist, a volume or an interface is not supported, or a bridge
+            is missing.
+        errors.Unavailable: This host may not start guests now.
     """
     with host.lock:
         guest = host.guest(spec.server)

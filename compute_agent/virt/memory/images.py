@@ -19,14 +19,15 @@ MAX_KEPT_BYTES = 1 << 20
 def fetch(
     host: MemoryHost, image: ImageRef | None, read_image: ImageReader, context: VerbContext
 ) -> dict[str, str]:
-    """Download an image and return the files of a disk made from it, by name.
+    """Download an image and return the files of a disk made from it, as name -> text.
 
     The result is empty without an image, on a host that reads no images, and for an image that no
-    host in memory made.
+    host in memory made. An image without a recorded checksum is not verified.
 
     Raises:
         VerbFailed: The image does not exist, or the checksum differs.
         Cancelled: The verb was cancelled.
+        errors.Unavailable: The image service does not answer.
     """
     if image is None or not host.read_images:
         return {}

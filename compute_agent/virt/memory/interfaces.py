@@ -15,10 +15,13 @@ from compute_agent.virt.memory.state.host import MemoryHost, state_of
 def attach(
     host: MemoryHost, server: str, fence: int, interface: Interface, context: VerbContext
 ) -> DomainState:
-    """Attach an interface when its bridge exists. An interface with the same MAC address is kept.
+    """Attach an interface when its bridge exists, and record the fence.
+
+    If the guest has an interface with this MAC address, that interface is kept.
 
     Raises:
-        VerbFailed: The guest is suspended, or the bridge does not appear in time.
+        VerbFailed: The guest does not exist or is suspended, the interface is not supported, or the
+            bridge does not appear in time.
     """
     _refuse_suspended(host, server)
     context.phase(CommandPhase.ATTACHING_INTERFACE)
@@ -33,10 +36,11 @@ def attach(
 def detach(
     host: MemoryHost, server: str, fence: int, interface: Interface, context: VerbContext
 ) -> DomainState:
-    """Detach the interface with this MAC address. A missing interface is ignored.
+    """Detach the interface with this MAC address. If the guest lacks it, only record the fence.
 
     Raises:
-        VerbFailed: The guest is suspended or paused, or does not release the interface.
+        VerbFailed: The guest does not exist, is suspended, or does not release the interface. A
+            paused guest releases no interface.
     """
     _refuse_suspended(host, server)
     context.phase(CommandPhase.DETACHING_INTERFACE)

@@ -41,16 +41,17 @@ def prepare(
 ) -> JsonObject:
     """Prepare this host for the arrival of a running guest.
 
-    A call after the guest has arrived under this fence changes nothing. For the arguments see
-    ``Driver.prepare_incoming``.
+    The host stores empty files for the guest, or with ``shared`` uses those on the storage, and
+    removes a domain that is off. A call after the guest has arrived under this fence changes
+    nothing. For the arguments see ``Driver.prepare_incoming``.
 
     Returns:
-        The URI and the address of this host, for the source.
+        {"uri": ..., "address": ...} of this host, for the source.
 
     Raises:
-        VerbFailed: The host lacks CPU features, hardware or space, or the shared files, or the
-            server's guest is active on this host.
-        Unavailable: This host may not start guests now.
+        VerbFailed: The host lacks CPU features, hardware or space, or the shared files, the
+            server's guest is active on this host, or the source does not offer files.
+        errors.Unavailable: This host may not start guests now, or the source does not answer.
     """
     cold_migration.refuse_impossible(host, spec)
     if missing_features := _lacking(host.size.cpu_info, cpu):
@@ -80,7 +81,7 @@ def prepare(
 def _lacking(ours: JsonObject, cpu: JsonObject) -> list[str]:
     """Return the features of ``cpu`` that ``ours`` lacks, sorted.
 
-    If the architectures differ, the result is only, for example, ["the architecture aarch64"].
+    If the architectures differ, the result is only that of ``cpu``: ["the architecture aarch64"].
     """
     if "arch" in cpu and cpu["arch"] != ours.get("arch"):
         return [f"the architecture {cpu['arch']}"]
@@ -88,10 +89,10 @@ def _lacking(ours: JsonObject, cpu: JsonObject) -> list[str]:
 
 
 def finish(host: MemoryHost, spec: GuestSpec) -> DomainState:
-    """Change the guest that has arrived to the hardware and fence of ``spec``.
+    """Change the guest that has arrived to ``spec``, except for the volumes, and record the fence.
 
     Raises:
-        VerbFailed: No guest has arrived.
+        VerbFailed: No guest has arrived, or the hardware is not supported.
     """
     with host.lock:
         guest = host.guests.get(spec.server)
@@ -128,10 +129,11 @@ def migrate(
         The number of bytes of memory, and of the disk unless ``shared``.
 
     Raises:
-        VerbFailed: The guest is off, or the destination is not prepared or cannot be reached. The
-            guest is unchanged.
-        MigrationAborted: A user aborted the migration.
-        errors.Unavailable: The guest was released, and the destination cannot be reached.
+        VerbFailed: The guest is off or does not exist, or the destination is not prepared or cannot
+            be reached. The guest is unchanged.
+        MigrationAborted: A user aborted the migration. The guest is unchanged.
+        errors.Unavailable: The guest was released, and the destination cannot be reached. Or this
+            host may not start guests now, and the guest is unchanged.
     """
     with host.lock:
         left_files = host.files.get(spec.server)
@@ -150,8 +152,8 @@ def migrate(
 def progress(host: MemoryHost, server: str, shared: bool) -> Callable[[float, VerbContext], None]:
     """Return the function ``pass_by(seconds, context)``, which waits while the guest migrates.
 
-    The function reports the progress. It raises MigrationAborted on a request to abort, and returns
-    early on a request to complete.
+    The function reports the progress. On a request to abort, the function raises MigrationAborted.
+    On a request to complete, it returns early. If the verb is cancelled, it raises Cancelled.
     """
     guest = host.guests.get(server)
     totals = {
@@ -190,7 +192,8 @@ def _hand_over(
     """Release the guest and write it to the destination's ``incoming``, unless done before.
 
     Raises:
-        VerbFailed: The destination cannot be reached or is not prepared. The guest is not released.
+        VerbFailed: The destination cannot be reached or is not prepared, or the guest is off. The
+            guest is not released.
         errors.Unavailable: The guest was released, and the destination cannot be reached.
     """
     destination = host.reachable.get(uri)

@@ -22,11 +22,13 @@ def require_start(
 ) -> None:
     """Check the conditions of a start, and wait for missing bridges.
 
-    A guest that is off needs the bridges. If the CPUs do not run, the host needs a lease.
+    A guest that is off, suspended or missing needs the bridges. If the CPUs do not run, the host
+    needs a lease.
 
     Raises:
         NoBridge: A bridge is still missing after the timeout.
-        Unavailable: This host may not start guests now.
+        VerbFailed: An interface is not supported, or could not be bound.
+        errors.Unavailable: This host may not start guests now.
     """
     guest = host.guests.get(server)
     if guest is None or not guest.is_active:
@@ -38,8 +40,11 @@ def require_start(
 def await_bridges(host: MemoryHost, interfaces: Iterable[Interface], context: VerbContext) -> None:
     """Wait until the host has the bridges of these interfaces.
 
+    A host with ``makes_bridges`` makes the bridges with names that match ``bridges.NAME``.
+
     Raises:
-        NoBridge: A bridge is still missing after the timeout.
+        NoBridge: A bridge is still missing after ``BRIDGE_TIMEOUT_SECONDS``.
+        VerbFailed: An interface is not supported, or could not be bound.
     """
     needed = [plug.bridge for plug in plugs(interfaces)]
 
@@ -47,7 +52,7 @@ def await_bridges(host: MemoryHost, interfaces: Iterable[Interface], context: Ve
         if host.makes_bridges:
             host.missing_bridges -= {name for name in needed if bridges.NAME.fullmatch(name)}
         if missing := host.missing_bridges.intersection(needed):
-            raise no_bridge(f"no bridge {', '.join(sorted(missing))}")
+            raise no_bridge(f"this host has no bridge {', '.join(sorted(missing))}")
 
     when_bridged(context, look)
 
@@ -57,8 +62,8 @@ def boot(
 ) -> DomainState:
     """Start the guest under this fence. A paused or suspended guest is resumed.
 
-    With ``paused`` a guest that is off starts with stopped CPUs, and a paused guest stays paused.
-    The caller has checked the conditions with ``require_start``.
+    With ``paused`` a guest that is off and not suspended starts with stopped CPUs, and a paused
+    guest stays paused. The caller has checked the conditions with ``require_start``.
     """
     guest.fence = fence
     stays_paused = paused and not guest.saved and guest.power_state != RUNNING
@@ -82,7 +87,7 @@ def start(
 ) -> DomainState:
     """Start the server's guest, after the checks of ``require_start``.
 
-    For ``has`` see ``Driver.ensure_running``.
+    For ``has`` and the exceptions see ``Driver.ensure_running``.
     """
     require_start(host, server, host.guest(server).interfaces, context)
     with host.lock:
@@ -95,7 +100,10 @@ def start(
 def run_or_stop(
     host: MemoryHost, spec: GuestSpec, guest: MemoryGuest, runs: bool, context: VerbContext
 ) -> DomainState:
-    """Start a guest with a new definition if ``runs``, else set its power state to SHUTDOWN."""
+    """Start a guest that was changed to ``spec`` if ``runs``, else set its state to SHUTDOWN.
+
+    For ``spec.paused`` see ``boot``, for the exceptions of a start see ``require_start``.
+    """
     if runs:
         require_start(host, spec.server, spec.interfaces, context)
     with host.lock:
@@ -106,9 +114,12 @@ def run_or_stop(
 
 
 def await_shutdown(host: MemoryHost, server: str, timeout: float, context: VerbContext) -> None:
-    """Wait for the guest's shutdown.
+    """Wait as long as the guest's shutdown takes. The caller sets the power state.
 
-    A guest that ignores ACPI takes the whole ``timeout``. Other guests power off at once.
+    A running guest that ignores ACPI takes the whole ``timeout``. Other guests take no time.
+
+    Raises:
+        VerbFailed: The guest does not exist.
     """
     guest = host.guest(server)
     if guest.power_state == RUNNING and guest.ignores_acpi:
@@ -118,7 +129,11 @@ def await_shutdown(host: MemoryHost, server: str, timeout: float, context: VerbC
 def stop(
     host: MemoryHost, server: str, fence: int, timeout: float, context: VerbContext
 ) -> DomainState:
-    """Power the guest off, drop the saved memory, and record the fence."""
+    """Power the guest off after ``await_shutdown``, drop the saved memory, and record the fence.
+
+    Raises:
+        VerbFailed: The guest does not exist.
+    """
     await_shutdown(host, server, timeout, context)
     with host.lock:
         guest = host.guest(server)
@@ -147,7 +162,8 @@ def reboot(
 ) -> DomainState:
     """Restart the guest once for this fence. A running guest with this fence is not changed.
 
-    Without a lease, an active guest is not stopped.
+    A suspended guest loses the saved memory. Without a lease, Unavailable is raised before the
+    guest is stopped. For ``has`` and the exceptions see ``Driver.ensure_running``.
     """
     guest = host.guest(server)
     if (guest.power_state, guest.fence) != (RUNNING, fence):

@@ -20,10 +20,13 @@ _BEFORE = "it is resized"
 def resize(host: MemoryHost, spec: GuestSpec, runs: bool, context: VerbContext) -> DomainState:
     """Resize a guest that is off, once for this fence, and start the guest if ``runs``.
 
-    The old disks are kept until ``settle``.
+    Without ``runs`` the guest is off afterwards. The old disks are kept until ``settle``. A
+    suspended guest loses the saved memory.
 
     Raises:
-        VerbFailed: The guest is active and not resized under this fence.
+        VerbFailed: The guest does not exist, or is active and not resized under this fence. Or this
+            host does not support the hardware or a volume, or lacks a bridge.
+        errors.Unavailable: The guest was resized, and this host may not start guests now.
     """
     required_hardware(spec)
     with host.lock:
@@ -46,11 +49,12 @@ def resize(host: MemoryHost, spec: GuestSpec, runs: bool, context: VerbContext) 
 def settle(host: MemoryHost, spec: GuestSpec, back: bool, resized: int) -> DomainState:
     """Confirm a resize, or with ``back`` restore the disks kept under the fence ``resized``.
 
-    Without ``back`` the kept disks are dropped. Disks kept by another resize are dropped in both
-    cases and never restored.
+    Without ``back`` the kept disks are dropped. With ``back`` the guest also gets the hardware and
+    volumes of ``spec``. Disks kept by another resize are dropped in both cases and never restored.
 
     Raises:
-        VerbFailed: The guest is active and ``back`` is True.
+        VerbFailed: The guest does not exist. Or with ``back``, the guest is active, or this host
+            does not support a volume or the hardware.
     """
     with host.lock:
         guest = host.guest(spec.server)

@@ -17,8 +17,9 @@ def snapshot(host: MemoryHost, server: str, write_image: ImageWriter, context: V
     """Write the root disk as an image to ``write_image``, and return the size in bytes.
 
     Raises:
-        VerbFailed: The image requires frozen file systems, which this guest cannot have, or the
-            image service refuses the image.
+        VerbFailed: The guest does not exist, its image requires frozen file systems and the active
+            guest cannot freeze them, or the image service refuses the image.
+        errors.Unavailable: The image service does not answer.
     """
     with host.lock:
         guest = host.guest(server)

@@ -23,7 +23,9 @@ def attach(
     """Attach a volume, in place of an attached volume with the same id.
 
     Raises:
-        VerbFailed: The volume cannot be connected or attached now, or the guest is suspended.
+        VerbFailed: The volume is refused by ``volumes.link``, the bus of an active guest does not
+            support hot plug, or the guest is suspended or does not exist.
+        Forbidden: All names for the volume's bus are in use.
     """
     volumes.link(volume, volumes.EVERY_PROTOCOL)
     context.phase(CommandPhase.ATTACHING_VOLUME)
@@ -42,9 +44,11 @@ def detach(
 ) -> DomainState | None:
     """Detach a volume. Return the state of the guest, or None without a guest.
 
+    If the guest lacks the volume, only the fence is recorded.
+
     Raises:
-        VerbFailed: The guest holds the volume or is suspended, or the bus does not support hot
-            plug.
+        VerbFailed: The guest is suspended, does not release the volume (also if paused), or is
+            active and the bus does not support hot plug. Or the id is not a UUID.
     """
     volumes.check_id(volume.volume_id)
     context.phase(CommandPhase.DETACHING_VOLUME)
@@ -82,10 +86,10 @@ def disconnect(host: MemoryHost, server: str, fence: int) -> None:
 
 
 def extend(host: MemoryHost, server: str, volume: AttachedVolume) -> None:
-    """Record the new size of an attached volume, ``volume.size_gb``.
+    """Record ``volume.size_gb`` as the size of an attached volume, unless that would shrink it.
 
     Raises:
-        VerbFailed: The guest is suspended, or does not have the volume.
+        VerbFailed: The guest does not exist, is suspended, or does not have the volume.
     """
     with host.lock:
         guest = _changeable(host, server)
@@ -108,7 +112,8 @@ def copy(
     No data is copied, because volumes of guests in memory have no data.
 
     Raises:
-        VerbFailed: The guest is off or suspended, lacks the volume, or the sizes differ.
+        VerbFailed: The guest does not exist, is off or suspended, or lacks the volume. Or the sizes
+            differ, or ``volumes.link`` refuses the new location.
     """
     volumes.link(volume, volumes.EVERY_PROTOCOL)
     context.phase(CommandPhase.COPYING_VOLUME, 0)
@@ -157,10 +162,11 @@ def keep(host: MemoryHost, server: str, fence: int) -> DomainState | None:
 def snapshot(
     host: MemoryHost, server: str, fence: int, volume: AttachedVolume, context: VerbContext
 ) -> DomainState:
-    """Let the guest continue in the file that ``volume`` names.
+    """Replace the guest's volume by ``volume``, which has the same id and names the new file.
 
     Raises:
-        VerbFailed: The guest lacks the volume or is suspended, or the volume is not a file.
+        VerbFailed: The guest does not exist, lacks the volume or is suspended, or the volume is not
+            a file on NFS.
     """
     context.phase(CommandPhase.SNAPSHOTTING_VOLUME)
     with host.lock:
@@ -176,10 +182,11 @@ def snapshot(
 def merge(
     host: MemoryHost, server: str, fence: int, volume: AttachedVolume, context: VerbContext
 ) -> DomainState:
-    """Merge files of the volume. The guest's record does not change, except for the fence.
+    """Check that files of the volume can be merged, and record the fence. No data is merged.
 
     Raises:
-        VerbFailed: The guest is off or suspended, lacks the volume, or the volume is not a file.
+        VerbFailed: The guest does not exist, is off or suspended, or lacks the volume, or the
+            volume is not a file on NFS.
     """
     context.phase(CommandPhase.MERGING_VOLUME, 0)
     with host.lock:

@@ -35,7 +35,11 @@ def index(request: Request) -> JsonObject:
 
 
 def show(request: Request, floating_ip_id: str) -> JsonObject:
-    """Return one floating IP for GET /os-floating-ips/{id}."""
+    """Return one floating IP for GET /os-floating-ips/{id}.
+
+    Raises:
+        NotFound: The floating IP does not exist, or the cloud has no network service.
+    """
     row = network_records.one(request, FLOATING_IPS, floating_ip_id)
     return {
         "floating_ip": _show_floating_ips(
@@ -49,7 +53,9 @@ def create(request: Request) -> JsonObject:
 
     Raises:
         NotFound: The pool does not exist, or has no free address.
-        BadRequest: Several pools have the requested name, or without a name can be the default.
+        BadRequest: Several pools have the requested name, or the request names no pool and several
+            pools can be the default.
+        Forbidden: The network service does not allow this, for example because of its quota.
         NotImplementedHere: The cloud has no network service.
     """
     networks, token = network_records.required_to_make(request), request.context.token
@@ -61,13 +67,20 @@ def create(request: Request) -> JsonObject:
 
 
 def delete(request: Request, floating_ip_id: str) -> None:
-    """Release a floating IP for DELETE /os-floating-ips/{id}."""
+    """Release a floating IP for DELETE /os-floating-ips/{id}.
+
+    Raises:
+        NotFound: The floating IP does not exist, or the cloud has no network service.
+    """
     row = network_records.one(request, FLOATING_IPS, floating_ip_id)
     network_records.required(request).delete(request.context.token, FLOATING_IPS, row["id"])
 
 
 def pools(request: Request) -> JsonObject:
-    """Return the names of pools for GET /os-floating-ip-pools."""
+    """Return the names of all pools, which are the external networks (GET /os-floating-ip-pools).
+
+    The list is empty without a network service.
+    """
     networks = request.networks
     pool_networks = [] if networks is None else _list_pools(networks, request.context.token)
     return {"floating_ip_pools": [{"name": view.pool(network)} for network in pool_networks]}
@@ -78,13 +91,13 @@ def _list_pools(networks: TenantNetworks, token: str) -> list[JsonObject]:
 
 
 def _choose_pool(pool_networks: Sequence[JsonObject], name: str | None) -> JsonObject:
-    """Return the network of ``pool_networks`` with this name or id.
+    """Return the network of ``pool_networks`` with this id, or else with this name.
 
     Without a name this is the pool "nova", or else the network service's default, or else the only
     pool.
 
     Raises:
-        NotFound: The pool does not exist.
+        NotFound: No pool matches.
         BadRequest: Several pools match.
     """
     matches = [network for network in pool_networks if name == network["id"]] or [
@@ -111,7 +124,7 @@ def _choose_pool(pool_networks: Sequence[JsonObject], name: str | None) -> JsonO
 def _show_floating_ips(
     networks: TenantNetworks, token: str, rows: Sequence[JsonObject]
 ) -> list[JsonObject]:
-    """Return floating IPs with the names of their pools and the ids of their servers."""
+    """Return the bodies of the floating IPs in ``rows``, with names of pools and ids of servers."""
     pool_ids = sorted({row["floating_network_id"] for row in rows})
     port_ids = sorted({row["port_id"] for row in rows if row["port_id"]})
     names = (

@@ -164,7 +164,10 @@ def _get_property(properties: Mapping[str, str], key: str) -> str:
 
 
 def add(request: Request, image_id: str) -> JsonObject:
-    """Add properties to an image for POST /images/{id}/metadata."""
+    """Add or overwrite properties of an image for POST /images/{id}/metadata.
+
+    The response contains all properties.
+    """
     old = _list_properties(_read_record(request, image_id))
     return {
         "metadata": _change_properties(request, image_id, old, {**old, **request.body["metadata"]})
@@ -172,7 +175,7 @@ def add(request: Request, image_id: str) -> JsonObject:
 
 
 def replace(request: Request, image_id: str) -> JsonObject:
-    """Replace all properties of an image for PUT /images/{id}/metadata."""
+    """Replace all properties of an image for PUT /images/{id}/metadata, and return them."""
     return {
         "metadata": _change_properties(
             request,
@@ -188,6 +191,8 @@ def put(request: Request, image_id: str, key: str) -> JsonObject:
 
     Raises:
         BadRequest: The body does not contain the key of the path.
+        NotFound: The image does not exist.
+        Forbidden: The quota does not allow another property, or the caller may not see the image.
     """
     body = request.body["meta"]
     if key not in body:
@@ -198,7 +203,11 @@ def put(request: Request, image_id: str, key: str) -> JsonObject:
 
 
 def remove(request: Request, image_id: str, key: str) -> None:
-    """Remove one property for DELETE /images/{id}/metadata/{key}."""
+    """Remove one property for DELETE /images/{id}/metadata/{key}.
+
+    Raises:
+        NotFound: The image does not exist, or has no such property.
+    """
     old = _list_properties(_read_record(request, image_id))
     _get_property(old, key)
     _change_properties(

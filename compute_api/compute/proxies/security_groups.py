@@ -27,8 +27,8 @@ ALL_OF_ICMP = -1
 def index(request: Request) -> JsonObject:
     """Return one page of security groups for GET /os-security-groups.
 
-    Administrators get the groups of all projects with ``all_tenants``. The limit 0 means no limit.
-    Without a network service the list is empty.
+    If the query has ``all_tenants``, administrators get the groups of all projects. The limit 0
+    means no limit. Without a network service the list is empty.
     """
     networks, context = request.networks, request.context
     if networks is None:
@@ -50,7 +50,13 @@ def show(request: Request, group_id: str) -> JsonObject:
 
 
 def create(request: Request) -> JsonObject:
-    """Create a security group for POST /os-security-groups."""
+    """Create a security group for POST /os-security-groups.
+
+    Raises:
+        BadRequest: The network service refuses the group.
+        Forbidden: A quota of the network service does not allow the group.
+        NotImplementedHere: The cloud has no network service.
+    """
     networks = network_records.required_to_make(request)
     with conflicts_as(errors.BadRequest):
         return _show_group(
@@ -69,7 +75,12 @@ def update(request: Request, group_id: str) -> JsonObject:
 
 
 def delete(request: Request, group_id: str) -> None:
-    """Delete a security group for DELETE /os-security-groups/{id}."""
+    """Delete a security group for DELETE /os-security-groups/{id}.
+
+    Raises:
+        BadRequest: The id is not a UUID, or the group is in use.
+        NotFound: The group does not exist, or the cloud has no network service.
+    """
     networks, record_id = network_records.required(request), _check_id(group_id)
     with conflicts_as(errors.BadRequest):
         networks.delete(request.context.token, GROUPS, record_id)
@@ -79,8 +90,10 @@ def create_rule(request: Request) -> JsonObject:
     """Add an ingress rule to a group for POST /os-security-group-rules.
 
     Raises:
-        BadRequest: The rule is invalid, or the network service refuses it.
+        BadRequest: The rule is invalid, or the network service refuses the rule.
+        Forbidden: A quota of the network service does not allow the rule.
         NotFound: The group or the source group does not exist for the caller.
+        NotImplementedHere: The cloud has no network service.
     """
     body, networks = request.body["security_group_rule"], network_records.required_to_make(request)
     values = _convert_rule(body)
@@ -116,7 +129,10 @@ def _select_fields(request: Request) -> JsonObject:
 
 
 def _show_group(request: Request, group: JsonObject) -> JsonObject:
-    """Return the body of a group. Source groups of the rules are read for their names."""
+    """Return the response for a group.
+
+    If a rule has a source group, this reads the groups of the project, for the name of the source.
+    """
     has_sources = any(rule.get("remote_group_id") for rule in group["security_group_rules"])
     networks, token = network_records.required(request), request.context.token
     groups = networks.security_groups(token, group["project_id"], whole=True) if has_sources else []
@@ -125,7 +141,7 @@ def _show_group(request: Request, group: JsonObject) -> JsonObject:
 
 # --- rules ---
 def _convert_rule(body: JsonMapping) -> JsonObject:
-    """Convert a rule to the format of the network service.
+    """Return a rule in the format of the network service, without its group and direction.
 
     A rule for a range of addresses needs a protocol and ports. A rule for a source group may omit
     the ports, or the protocol and the ports.
@@ -181,7 +197,9 @@ def _parse_number(name: str, value: object) -> int:
 
 
 def _convert_range(cidr: object) -> JsonObject:
-    """Convert the range of source addresses. None means all IPv4 addresses.
+    """Return the ethertype and the prefix of a range of source addresses.
+
+    Without a range (None or "") the result means all IPv4 addresses.
 
     Raises:
         BadRequest: The range is invalid.

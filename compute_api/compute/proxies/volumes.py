@@ -88,12 +88,15 @@ def _list_page(
 def _create_record(
     request: Request, resource: str, body: JsonMapping, **values: JsonValue
 ) -> JsonObject:
-    """Create a record with ``values``, and with the name and description of the body.
+    """Create a volume or snapshot in the block storage service, and return the new record.
+
+    The record has ``values``, and the display_name and display_description of the body as name and
+    description.
 
     Args:
         request: The request.
         resource: ``VOLUMES`` or ``SNAPSHOTS``.
-        body: The object in the request's body.
+        body: The object ``volume`` or ``snapshot`` in the request's body.
         values: Further fields of the record.
 
     Raises:

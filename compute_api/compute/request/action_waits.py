@@ -82,10 +82,10 @@ def in_turn(services: Services, server_id: str, begin: Callable[[], T], *, waits
 
 
 def begin_in_turn(services: Services, server_id: str, begin: Callable[[], T]) -> T:
-    """Call ``begin``, and if another action is running, call it again when that action has ended.
+    """Call ``begin``, and if that raises Busy, repeat the call until the other action has ended.
 
-    For the wait the request needs a slot (``slot``) and its turn (``in_turn``). If no slot is free,
-    ``begin`` is only tried once more.
+    Before the repeated calls this waits for a slot (``slot``) and for the request's turn
+    (``in_turn``). If no slot becomes free, ``begin`` is called only once more.
 
     Args:
         services: The services, with the slots and the queues of requests.
@@ -115,9 +115,9 @@ def for_step(
     clock: Clock | None = None,
     pause: Callable[[float], None] = time.sleep,
 ) -> EventRow | None:
-    """Wait for the success of a step, and return the step's event, or None after the timeout.
+    """Wait for the success of a step, and return the event of the success, or None after a timeout.
 
-    A failed step counts only when the whole action has failed, after its undo.
+    The failure of a step is raised only after the undo, when the whole action has failed.
 
     Args:
         store: The database, which is polled.
@@ -129,8 +129,8 @@ def for_step(
         pause: Sleeps for a number of seconds.
 
     Raises:
-        failure: The action failed at this step, or ended before the step succeeded. The text is
-            that of the journal or of the action.
+        failure: The action failed at this step, ended before the step succeeded, or does not
+            exist. The text is the message of the step's event or of the action, if any.
         Forbidden: The action failed at this step, because the policy or the quota of an external
             service does not allow the step.
     """

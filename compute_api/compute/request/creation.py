@@ -31,7 +31,7 @@ from common.store.tenants import quotas, server_groups
 
 
 def idempotency_conflict() -> errors.Conflict:
-    """Return the 409 for an Idempotency-Key that an earlier request used with another body."""
+    """Return the error for an Idempotency-Key that an earlier request used with another body."""
     return errors.Conflict(
         "This Idempotency-Key was used before with another request; use a new key."
     )
@@ -140,7 +140,7 @@ class Creator:
         """Create the servers of one request, in a transaction that other requests may share.
 
         A request whose Idempotency-Key was used before with the same body creates no servers. The
-        result is that of the first request, with ``repeated`` set.
+        result then has the ids of the first request, and ``repeated`` is True.
 
         Raises:
             OverQuota: The quota allows fewer than ``min_count`` servers.
@@ -163,9 +163,10 @@ class Creator:
         return ticket.outcome
 
     def _lead(self) -> None:
-        """Commit the oldest ``max_batch`` waiting requests, and wake their threads.
+        """Commit the oldest waiting requests, at most ``max_batch``, and wake their threads.
 
-        If other requests wait, also wake the thread that commits the next batch.
+        An error becomes the outcome of the requests of the batch. If other requests wait, also wake
+        the thread that commits the next batch.
         """
         with self._lock:
             batch, self._waiting = (

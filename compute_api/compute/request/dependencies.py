@@ -47,15 +47,16 @@ class HostAgents(Protocol):
             timeout: Seconds to wait for the answer.
 
         Raises:
-            NoAnswer: The host does not answer in time.
-            Unavailable: The host has no key, or the database does not answer.
+            NoAnswer: The host cannot be reached, or does not answer in time.
+            Unavailable: There is no key for queries to the host, or the database does not answer.
             Problem: The host reports an error.
         """
 
     def do(self, host: str, commands: Sequence[Command], access: Access | None) -> bool:
-        """Send commands to a host. Return False if the message is lost, or if the host has no key.
+        """Send commands to a host. Return False if the broker does not take the message.
 
-        The answer to the host's next report contains lost commands, so callers need not repeat
+        Without a key of the host nothing is sent, and the result is False too. The answer to the
+        host's next report contains commands that are lost or not sent, so callers need not repeat
         them.
 
         Args:
@@ -85,7 +86,7 @@ class TenantImages(Protocol):
     def delete(self, image_id: str, token: str) -> None: ...
 
     def url(self, image_id: str) -> str:
-        """Return the URL of the image."""
+        """Return the URL of the image's record at the image service."""
 
 
 class TenantNetworks(Protocol):
@@ -98,7 +99,10 @@ class TenantNetworks(Protocol):
     def has_service(self) -> bool: ...
 
     def networks(self, token: str, project_id: str, ids: Sequence[str] = ()) -> list[JsonObject]:
-        """Return the networks with these ids. Without ids return all that the project can use."""
+        """Return the networks with these ids that the token may see.
+
+        Without ids return the networks of the project and the shared networks.
+        """
 
     def subnets(self, token: str, network_ids: Sequence[str]) -> list[JsonObject]: ...
 

@@ -32,7 +32,8 @@ def query_host(
     Raises:
         Conflict: The server is on no host.
         HostDown: The host is down or does not answer.
-        Unavailable: Too many requests are waiting for hosts, or the host has no key.
+        Unavailable: Too many requests are waiting for hosts, the host has no key, or the database
+            does not answer.
         Problem: The host reports an error.
     """
     if not server.host:
@@ -55,12 +56,13 @@ def query_hosts(
 ) -> dict[str, JsonObject | errors.Problem]:
     """Send a query to each of these hosts, one after the other, and return host -> answer or error.
 
-    A host that reports an error, has no key or does not answer has the error as value. Hosts
-    that got no query before ``TOTAL_TIMEOUT_SECONDS`` are left out.
+    A host that reports an error, has no key or does not answer within ``HOST_TIMEOUT_SECONDS`` has
+    the error as value. After ``TOTAL_TIMEOUT_SECONDS``, which include the wait for a slot, the
+    remaining hosts get no query and are left out.
 
     Args:
         request: The request that waits for the hosts.
-        hosts: Names of hosts. Hosts that are down are left out by the caller.
+        hosts: Names of hosts that are up.
         verb: Name of the query, which has no arguments.
 
     Raises:
@@ -84,10 +86,11 @@ def query_hosts(
 
 @contextmanager
 def _slot(request: Request) -> Iterator[None]:
-    """Hold a slot that permits this thread to wait for hosts.
+    """Wait for a slot, which permits this thread to wait for hosts, and hold it in the with block.
 
     Raises:
-        Unavailable: No slot becomes free in time.
+        Unavailable: No slot becomes free within ``SLOT_SECONDS``, or within
+            ``answer_timeout_seconds`` if that is shorter.
     """
     slots = request.services.query_slots
     seconds = min(SLOT_SECONDS, request.services.settings.answer_timeout_seconds)

@@ -26,12 +26,12 @@ class Links:
 
     @property
     def root(self) -> str:
-        """The beginning of links with a version."""
+        """The beginning of links with a version, for example "https://cloud.example/v2.1/"."""
         return f"{self.base}/{self.version}/{self.project}{'/' if self.project else ''}"
 
     @property
     def bookmark_root(self) -> str:
-        """The beginning of links without a version."""
+        """The beginning of links without a version, for example "https://cloud.example/"."""
         return f"{self.base}/{self.project}{'/' if self.project else ''}"
 
     def of(self, collection: str, ident: str) -> list[dict[str, str]]:

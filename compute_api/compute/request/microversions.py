@@ -136,14 +136,14 @@ def text(version: int) -> str:
 
 
 def unsupported(version: int) -> errors.NotFound:
-    """Return the 404 for an operation that does not exist at this version."""
+    """Return the error for an operation that does not exist at this version."""
     return errors.NotFound(f"API version '{text(version)}' is not supported on this method.")
 
 
 def chosen(headers: Mapping[str, str]) -> int:
-    """Return the version that the headers choose, or the lowest version without such a header.
+    """Return the minor number of the version that the headers choose.
 
-    The text "latest" chooses the highest version.
+    Without such a header this is the lowest version. The text "latest" chooses the highest version.
 
     Raises:
         BadRequest: The header does not have the form of a version.
@@ -169,9 +169,9 @@ def chosen(headers: Mapping[str, str]) -> int:
 
 
 def check_extension(headers: Mapping[str, str]) -> None:
-    """Check the version that the headers choose for Kilonova's own operations.
+    """Check the version that the headers choose for operations that Nova does not have.
 
-    Without the header the first version applies.
+    A missing header and "latest" are valid, because there is only one version.
 
     Raises:
         NotAcceptable: The headers choose an unsupported version.

@@ -40,7 +40,8 @@ class KeystoneLimits(Protocol):
     def of(self, project_id: str) -> Mapping[str, int]:
         """Return the limits of a project by Keystone's names.
 
-        A limit of the project overrides the registered limit. For "*" return the registered limits.
+        A limit of the project overrides the registered limit. A resource without both is missing.
+        For "*" return the registered limits.
         """
 
 
@@ -75,8 +76,8 @@ class UnifiedLimits:
     def of(self, resource: str, user_id: str = "") -> int:
         """Return the limit of a resource, or -1 for no limit.
 
-        Without a registered limit in Keystone, ``missing`` gives the limit. Resources that Keystone
-        cannot limit, such as networks, have no limit.
+        Without a limit in Keystone, ``missing`` gives the limit of a resource class or of a
+        resource in ``NAMES``. Other resources, such as floating IPs, have no limit.
 
         Args:
             resource: Name of the limit in this API or in Keystone.
@@ -96,14 +97,17 @@ class UnifiedLimits:
         return False
 
     def count(self, size: quotas.Size) -> dict[str, int]:
-        """Return the servers and resource classes of ``size`` by Keystone's names of limits."""
+        """Return Keystone's names of limits -> the amounts in ``size``."""
         return {
             "servers": size.servers,
             **{CLASS + name: amount for name, amount in size.classes.items()},
         }
 
     def read_usage(self, tx: Connection, project_id: str) -> dict[str, dict[str, int]]:
-        """Return the project's usage by Keystone's names, under the key "" for all users."""
+        """Return {"": usage of the project}, with the usage by Keystone's names of limits.
+
+        The key "" means all users.
+        """
         held = quotas.count_resources(tx, project_id)
         return {
             "": {

@@ -74,7 +74,7 @@ class Request(ApiRequest):
         return None if self.is_admin else self.context.project_id
 
     def allowed(self, rules: frozenset[str]) -> frozenset[str]:
-        """Return those of ``rules`` that the caller passes in the caller's own project."""
+        """Return the policy rules of ``rules`` that allow the caller to act in its own project."""
         return frozenset(rule for rule in rules if self.policy.allows(rule, self.context))
 
     def limits(self) -> Numbers:
@@ -86,7 +86,7 @@ class Request(ApiRequest):
         return self.read(self.services.quota.source(self.context.project_id))
 
     def check(self, action: states.Action, server: ServerRecord, *, waits: bool = False) -> None:
-        """Check early that the server's state allows the action, before requests to other services.
+        """Check early that the server allows the action, before requests to other services.
 
         Args:
             action: The row of the action.
@@ -94,8 +94,8 @@ class Request(ApiRequest):
             waits: Whether the request waits for a running action, which then is no error.
 
         Raises:
-            Conflict: The state, a lock or a running action does not allow the action. This is often
-                a subclass, for example WrongState.
+            Conflict: The server does not allow the action, for example because of its state, a lock
+                or a running action. This is often a subclass, for example WrongState.
         """
         try:
             actions.check(action, server.id, server, self.context)
@@ -121,7 +121,8 @@ class Request(ApiRequest):
 
         Raises:
             NotFound: The server does not exist for the caller.
-            Conflict: The state, a lock or a running action does not allow the action.
+            Conflict: The server does not allow the action, for example because of its state, a lock
+                or a running action.
         """
         is_begun: Callable[[Connection, str], bool] = partial(actions.is_begun, server_id=server_id)
         return self.make(

@@ -19,8 +19,8 @@ class Turns:
     def first(self, server_id: str, timeout_seconds: float) -> Iterator[None]:
         """Wait for this request's turn at the server, and hold the turn during the with block.
 
-        Only one request at a time has the turn. After the timeout the block runs without the turn.
-        The order of the waiting requests is not defined.
+        Only one request of this process at a time has the turn. After the timeout the block runs
+        without the turn. The order of the waiting requests is not defined.
         """
         with self._lock:
             line, length = self._lines.get(server_id, (threading.Lock(), 0))

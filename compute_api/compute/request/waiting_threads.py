@@ -17,7 +17,7 @@ _TO_A_SERVER = re.compile(r"/servers/[^/]+/.")
 
 
 def may_wait(path: str) -> bool:
-    """Return whether requests to this path may wait, which are those below the path of a server.
+    """Return whether requests to this path may wait: True for paths below the path of a server.
 
     For example, /servers/{id}/action, but not /servers/{id}.
     """

@@ -65,7 +65,13 @@ def create(request: Request) -> JsonObject:
 
 
 def update(request: Request, aggregate_id: str) -> JsonObject:
-    """Change the name or the zone of an aggregate for PUT /os-aggregates/{id}."""
+    """Change the name or the zone of an aggregate for PUT /os-aggregates/{id}.
+
+    Raises:
+        NotFound: The aggregate does not exist.
+        BadRequest: The id is not a number, or the aggregate or its hosts cannot have the zone.
+        Conflict: The name is in use, or the aggregate's metadata is damaged.
+    """
     body, number = request.body["aggregate"], _parse_number(aggregate_id)
     name = body["name"].strip() if "name" in body else None
     meta = {aggregates.ZONE: body[aggregates.ZONE]} if aggregates.ZONE in body else None
@@ -109,10 +115,12 @@ def act(request: Request, aggregate_id: str) -> JsonObject:
     """Add or remove a host, or set metadata, for POST /os-aggregates/{id}/action.
 
     Raises:
-        BadRequest: The action does not exist, or the body is invalid.
+        BadRequest: The action does not exist, the body or the id is invalid, or the metadata
+            contains a zone that the aggregate or its hosts cannot have.
         Forbidden: The policy does not allow the action.
-        NotFound: The aggregate or the host does not exist.
-        Conflict: The host cannot be added or removed.
+        NotFound: The aggregate or the host does not exist, or the host to be removed is not in the
+            aggregate.
+        Conflict: The host cannot be added or removed, or the aggregate's metadata is damaged.
     """
     if len(request.body) != 1:
         raise errors.BadRequest("Malformed request body: it must contain exactly one action.")
@@ -145,7 +153,8 @@ def cache_images(request: Request, aggregate_id: str) -> ApiResponse:
     The response does not wait for the downloads.
 
     Raises:
-        BadRequest: An image is repeated, does not exist for the caller, or is not active.
+        BadRequest: An image is repeated, does not exist for the caller, or is not active, or the id
+            of the aggregate is not a number.
         Forbidden: Kilonova's own user cannot read an image, so hosts could not download it.
         NotFound: The aggregate does not exist.
     """

@@ -35,8 +35,8 @@ def index(request: Request) -> JsonObject:
 def detail(request: Request) -> JsonObject:
     """Return all zones with hosts and services, for GET /os-availability-zone/detail.
 
-    Services other than compute services are in the zone ``INTERNAL``. Zones that are not available
-    have no hosts in the response.
+    Services other than compute services are in the zone ``INTERNAL``. A zone without an enabled
+    service is not available, and has no hosts in the response.
     """
     rows, by_host = _read_services_and_zones(request)
     hosts_by_zone: dict[str, dict[str, JsonObject]] = {}

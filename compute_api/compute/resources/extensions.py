@@ -146,7 +146,7 @@ class Extensions:
         return announced(self._operations())
 
     def index(self, request: Request) -> JsonObject:
-        """Return all extensions for GET /extensions."""
+        """Return the extensions that this cloud announces, for GET /extensions."""
         return {
             "extensions": [_build_extension(alias, name) for alias, name in self._names.items()]
         }
@@ -155,7 +155,7 @@ class Extensions:
         """Return one extension for GET /extensions/{alias}.
 
         Raises:
-            NotFound: The cloud does not have the extension.
+            NotFound: The cloud does not announce the extension.
         """
         if alias not in self._names:
             raise errors.NotFound("The resource could not be found.")

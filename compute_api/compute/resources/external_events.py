@@ -95,16 +95,17 @@ def _check_event(event: JsonMapping, row: ServerPlace | None) -> int:
 
 
 def _wake_plug(request: Request, events: Sequence[JsonMapping], rows: JsonMapping) -> list[int]:
-    """Wake actions that wait for a plugged or unplugged port. Return DONE for each event."""
+    """Wake the servers' actions at the step ``PLUG``. Return DONE for each event."""
     request.write(actions.wake, {event["server_uuid"] for event in events}, PLUG)
     request.services.wakeup.wake(service_calls=True)
     return [DONE] * len(events)
 
 
 def _wake_reimage(request: Request, events: Sequence[JsonMapping], rows: JsonMapping) -> list[int]:
-    """Wake actions that wait for a volume. They read the result from the block storage service.
+    """Wake the servers' actions at the step ``REIMAGE``, and return the code of each event.
 
-    Return the code of each event: MISSING if the server does not have the volume, otherwise DONE.
+    The actions read the result from the block storage service. The code is MISSING if the server
+    does not have the volume, otherwise DONE.
     """
     codes = []
     for event in events:
@@ -126,8 +127,8 @@ def _refresh_interfaces(
 ) -> list[int]:
     """Refresh the interfaces in the rows of servers with data from the network service.
 
-    Servers without interfaces are left out, and their events succeed. Without a network service all
-    events are UNPROCESSABLE.
+    Return the code of each event: DONE, also for servers without interfaces. Without a network
+    service all codes are UNPROCESSABLE.
 
     Raises:
         Unavailable: The network service does not answer, or the reads take longer than
@@ -152,8 +153,9 @@ def _detach(request: Request, events: Sequence[JsonMapping], rows: JsonMapping) 
     """Begin to detach deleted ports from their guests, and return the code of each event.
 
     This includes locked servers, because the port no longer exists. If the state or a running
-    action of a server does not allow the detachment now, or the server's row lacks the port, see
-    ``_record_deletion``. The code is MISSING if the server does not exist any more, otherwise DONE.
+    action of a server does not allow the detachment now, or the server's row lacks the port, this
+    calls ``_record_deletion``, except for a tag that is not a UUID. The code is MISSING if the
+    server does not exist any more, otherwise DONE.
     """
     codes = []
     for event in events:
@@ -170,9 +172,9 @@ def _detach(request: Request, events: Sequence[JsonMapping], rows: JsonMapping) 
 
 
 def _begin_detach(request: Request, server_id: str, port: str) -> bool:
-    """Begin the detachment of a port.
+    """Begin the detachment of a port, and return True.
 
-    Returns False if the server's state or a running action does not allow the detachment.
+    Returns False if the server does not allow the detachment now, for example during an action.
 
     Raises:
         NotFound: The server does not exist any more.
@@ -215,10 +217,10 @@ def _record_deletion(tx: Connection, server_id: str, port: str, is_known: bool) 
 
 
 def _extend(request: Request, events: Sequence[JsonMapping], rows: JsonMapping) -> list[int]:
-    """Begin actions that show guests the new size of extended volumes, including locked servers.
+    """Begin actions that show guests the new size of extended volumes, also for locked servers.
 
-    Return the code of each event: MISSING if the server does not have the volume, or UNPROCESSABLE
-    if the server's state or a running action does not allow the action.
+    Return the code of each event: MISSING if the server does not have the volume, UNPROCESSABLE if
+    the server's state or a running action does not allow the action, otherwise DONE.
     """
     row, system = states.row("extend_volume"), dataclasses.replace(request.context, admin=True)
     codes = []

@@ -250,7 +250,7 @@ def check_names(specs: Iterable[str]) -> None:
 def check(specs: JsonMapping) -> None:
     """Raise BadRequest for the first extra spec with an unknown name or an invalid value.
 
-    Names outside of ``NAMESPACES`` are accepted with any value.
+    Unknown names outside of ``NAMESPACES`` are accepted with any value.
     """
     for name, value in specs.items():
         check_value = KNOWN.get(name) or next(

@@ -18,7 +18,7 @@ _ACCESS = "os_compute_api:os-flavor-access:"
 
 
 def index(request: Request) -> JsonObject:
-    """Return one page of ids and names for GET /flavors."""
+    """Return one page of flavors with a few fields, such as id and name, for GET /flavors."""
     return _list(request, "flavors", names_only=True)
 
 
@@ -111,7 +111,11 @@ def _build_body(request: Request, row: FlavorRow) -> JsonObject:
 
 
 def create(request: Request) -> JsonObject:
-    """Create a flavor for POST /flavors."""
+    """Create a flavor for POST /flavors.
+
+    Raises:
+        Conflict: A flavor has the id or the name.
+    """
     body = request.body["flavor"]
     ident = body.get("id")
     row = request.make(
@@ -134,14 +138,22 @@ def create(request: Request) -> JsonObject:
 
 
 def update(request: Request, flavor_id: str) -> JsonObject:
-    """Change the description of a flavor for PUT /flavors/{id}."""
+    """Change the description of a flavor for PUT /flavors/{id}.
+
+    Raises:
+        NotFound: The flavor does not exist.
+    """
     return _build_body(
         request, request.write(flavors.describe, flavor_id, request.body["flavor"]["description"])
     )
 
 
 def delete(request: Request, flavor_id: str) -> None:
-    """Delete a flavor for DELETE /flavors/{id}."""
+    """Delete a flavor for DELETE /flavors/{id}. Servers keep a copy of the flavor.
+
+    Raises:
+        NotFound: The flavor does not exist.
+    """
     request.write(flavors.delete, flavor_id)
 
 
@@ -165,7 +177,10 @@ def access(request: Request, flavor_id: str) -> JsonObject:
 def change_access(request: Request, flavor_id: str) -> JsonObject:
     """Grant or revoke a project's access to a flavor before 2.7, also for public flavors.
 
+    The response contains the projects with access.
+
     Raises:
+        Forbidden: The policy does not allow the change.
         Conflict: The project to be added has access already.
         NotFound: The flavor does not exist, or the project to be removed has no access.
     """
@@ -175,8 +190,12 @@ def change_access(request: Request, flavor_id: str) -> JsonObject:
 def change_access_strictly(request: Request, flavor_id: str) -> JsonObject:
     """Grant or revoke a project's access to a flavor since 2.7.
 
+    The response contains the projects with access.
+
     Raises:
-        Conflict: The flavor is public, or the project to be added has access already.
+        Forbidden: The policy does not allow the change.
+        Conflict: The project to be added has access already, because of a grant or because the
+            flavor is public.
         NotFound: The flavor does not exist, or the project to be removed has no access.
     """
     return _change_access(request, flavor_id, public=False)
@@ -206,8 +225,8 @@ def extra_specs(request: Request, flavor_id: str) -> JsonObject:
 def add_extra_specs(request: Request, flavor_id: str) -> JsonObject:
     """Add or overwrite extra specs for POST /flavors/{id}/os-extra_specs.
 
-    Only reserved names are refused. Since 2.86 ``add_known_extra_specs`` validates names and values
-    first. Before 2.86 they are not validated.
+    This refuses only reserved names. Since 2.86 ``add_known_extra_specs`` validates all names and
+    values first. The response contains the extra specs of the request.
 
     Raises:
         BadRequest: A name is reserved for Kilonova.
@@ -262,6 +281,10 @@ def put_known_extra_spec(request: Request, flavor_id: str, key: str) -> JsonObje
 
 
 def remove_extra_spec(request: Request, flavor_id: str, key: str) -> ApiResponse:
-    """Remove one extra spec for DELETE /flavors/{id}/os-extra_specs/{key}."""
+    """Remove one extra spec for DELETE /flavors/{id}/os-extra_specs/{key}.
+
+    Raises:
+        NotFound: The flavor does not exist, or has no such extra spec.
+    """
     request.write(flavors.set_extra_specs, flavor_id, {}, remove=key)
     return ApiResponse()

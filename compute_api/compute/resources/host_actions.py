@@ -23,7 +23,10 @@ from compute_api.http.response import ApiResponse
 def index(request: Request, service_id: str) -> JsonObject:
     """Return the actions on a host, newest first, for GET /os-services/{service_id}/actions.
 
+    The list ends after ``limit`` actions, and has no further pages.
+
     Raises:
+        NotAcceptable: The header chooses an unsupported version of Kilonova's operations.
         BadRequest: The id of the service is not a UUID.
         NotFound: The compute service does not exist.
     """
@@ -39,6 +42,7 @@ def show(request: Request, service_id: str, action_id: str) -> JsonObject:
     """Return an action on a host with its events.
 
     Raises:
+        NotAcceptable: The header chooses an unsupported version of Kilonova's operations.
         BadRequest: The id of the service is not a UUID.
         NotFound: The compute service does not exist, or its host has no such action.
     """
@@ -54,9 +58,11 @@ def show(request: Request, service_id: str, action_id: str) -> JsonObject:
 def create(request: Request, service_id: str) -> ApiResponse:
     """Begin a drain or an evacuation for POST /os-services/{service_id}/actions.
 
-    A conductor executes the action. The response does not wait for that.
+    A drain also disables the host. A conductor executes the action, and the response does not wait
+    for that.
 
     Raises:
+        NotAcceptable: The header chooses an unsupported version of Kilonova's operations.
         BadRequest: The id of the service is not a UUID.
         NotFound: The compute service does not exist.
         Conflict: Another action on the host has not ended.
@@ -83,6 +89,7 @@ def delete(request: Request, service_id: str, action_id: str) -> None:
     """Stop an action on a host, which then begins no further moves. Running moves continue.
 
     Raises:
+        NotAcceptable: The header chooses an unsupported version of Kilonova's operations.
         BadRequest: The id of the service is not a UUID.
         NotFound: The compute service does not exist, or its host has no such action.
         Conflict: The action has ended.

@@ -23,22 +23,48 @@ Row = JsonObject
 
 
 def index(request: Request) -> JsonObject:
-    """Return the names of hypervisors for GET /os-hypervisors before 2.53."""
+    """Return hypervisors with id, name and state for GET /os-hypervisors before 2.53.
+
+    Since 2.33 the list has pages.
+
+    Raises:
+        BadRequest: No hypervisor has the marker as id.
+    """
     return _list(request, "os-hypervisors", view.NAMES, "service_id")
 
 
 def detail(request: Request) -> JsonObject:
-    """Return hypervisors with details for GET /os-hypervisors/detail before 2.53."""
+    """Return hypervisors with details for GET /os-hypervisors/detail before 2.53.
+
+    Since 2.33 the list has pages.
+
+    Raises:
+        BadRequest: No hypervisor has the marker as id.
+    """
     return _list(request, "os-hypervisors/detail", view.FIELDS, "service_id")
 
 
 def index_by_uuid(request: Request) -> JsonObject:
-    """Return the names of hypervisors for GET /os-hypervisors since 2.53."""
+    """Return hypervisors with id, name and state for GET /os-hypervisors since 2.53.
+
+    With a pattern in the query return all hypervisors with matching names, otherwise one page.
+
+    Raises:
+        BadRequest: No hypervisor has the marker as id, or the query has a pattern and paging.
+        NotFound: No hypervisor_hostname contains the pattern.
+    """
     return _list(request, "os-hypervisors", view.NAMES, "provider_uuid")
 
 
 def detail_by_uuid(request: Request) -> JsonObject:
-    """Return hypervisors with details for GET /os-hypervisors/detail since 2.53."""
+    """Return hypervisors with details for GET /os-hypervisors/detail since 2.53.
+
+    With a pattern in the query return all hypervisors with matching names, otherwise one page.
+
+    Raises:
+        BadRequest: No hypervisor has the marker as id, or the query has a pattern and paging.
+        NotFound: No hypervisor_hostname contains the pattern.
+    """
     return _list(request, "os-hypervisors/detail", view.FIELDS, "provider_uuid")
 
 
@@ -159,7 +185,7 @@ def _show(request: Request, hypervisor_id: str, key: str) -> JsonObject:
 
 
 def uptime(request: Request, hypervisor_id: str) -> JsonObject:
-    """Return the uptime of a host for GET /os-hypervisors/{number}/uptime.
+    """Return the uptime of a host for GET /os-hypervisors/{number}/uptime before 2.53.
 
     Raises:
         NotFound: The hypervisor does not exist.
@@ -171,7 +197,7 @@ def uptime(request: Request, hypervisor_id: str) -> JsonObject:
 
 
 def uptime_by_uuid(request: Request, hypervisor_id: str) -> JsonObject:
-    """Return the uptime of a host for GET /os-hypervisors/{uuid}/uptime.
+    """Return the uptime of a host for GET /os-hypervisors/{uuid}/uptime, from 2.53 to 2.87.
 
     Raises:
         NotFound: The hypervisor does not exist.
@@ -203,8 +229,8 @@ def _read_uptime(request: Request, row: Row) -> JsonObject:
 def _add_uptimes(request: Request, rows: list[Row], fields: tuple[Field, ...]) -> None:
     """Add the uptime to rows if the response shows details, since 2.88.
 
-    The uptime is None if the host is down, does not answer in time or reports an error, or if too
-    many requests are waiting.
+    The uptime is None if the host is down, has no key, does not answer in time or reports an error,
+    or if too many requests are waiting.
     """
     if fields is not view.FIELDS or request.version not in view.WITH_UPTIME:
         return

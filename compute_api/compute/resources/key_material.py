@@ -46,11 +46,11 @@ def fingerprint(kind: str, public: str) -> str:
 
 
 def generate(kind: str, name: str) -> NewKey:
-    """Generate an RSA key pair.
+    """Generate an RSA key pair, and return it with the fingerprint of the public part.
 
     Args:
         kind: "x509" makes the public part a self-signed certificate in PEM, otherwise an SSH key.
-        name: Common name of the certificate.
+        name: Common name of the certificate. An SSH key does not contain the name.
     """
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric import rsa

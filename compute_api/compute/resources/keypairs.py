@@ -16,7 +16,7 @@ _RULE = "os_compute_api:os-keypairs:"
 
 
 def _find_owner(request: Request, operation: str) -> str:
-    """Return the user in the query, or else the caller, after the check of the policy.
+    """Return the user in the query (since 2.10), or else the caller, after a check of the policy.
 
     ``operation`` is the last part of the policy rule, for example show.
 
@@ -41,7 +41,12 @@ def index(request: Request) -> JsonObject:
 
 
 def page(request: Request) -> JsonObject:
-    """Return one page of a user's key pairs for GET /os-keypairs."""
+    """Return one page of a user's key pairs for GET /os-keypairs since 2.35.
+
+    Raises:
+        BadRequest: The marker is not the name of a key pair of the user.
+        Forbidden: The caller may not access the key pairs of this user.
+    """
     user_id = _find_owner(request, "index")
     if request.limit == 0:
         return {"keypairs": []}
@@ -55,6 +60,7 @@ def show(request: Request, name: str) -> JsonObject:
 
     Raises:
         NotFound: The user has no such key pair.
+        Forbidden: The caller may not access the key pairs of this user.
     """
     return view.one(
         request.read(keypairs.show, _find_owner(request, "show"), name), request.version
@@ -62,12 +68,19 @@ def show(request: Request, name: str) -> JsonObject:
 
 
 def delete(request: Request, name: str) -> None:
-    """Delete a key pair for DELETE /os-keypairs/{name}."""
+    """Delete a key pair for DELETE /os-keypairs/{name}.
+
+    Raises:
+        NotFound: The user has no such key pair.
+        Forbidden: The caller may not access the key pairs of this user.
+    """
     request.write(keypairs.delete, _find_owner(request, "delete"), name)
 
 
 def create(request: Request) -> JsonObject:
-    """Import a public key, or generate a key pair, for POST /os-keypairs.
+    """Import a public key, or (before 2.92) generate a key pair, for POST /os-keypairs.
+
+    Only the public key is stored. The response contains the private key of a generated pair.
 
     Raises:
         BadRequest: The public key is invalid.

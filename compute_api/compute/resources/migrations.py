@@ -188,7 +188,7 @@ def force_complete(request: Request, server: ServerRecord, migration_id: str) ->
     Raises:
         BadRequest: The server has no such migration, its status does not allow this, or it is being
             aborted.
-        Conflict: The server is not migrating, or is locked.
+        Conflict: The server is not active, is not migrating, or is locked.
     """
     _request_control(request, server, migration_id, COMPLETE, migrations.ABORTABLE)
 
@@ -202,7 +202,8 @@ def _request_control(
 ) -> None:
     """Record a control in the migration's row, and send the control to the source host.
 
-    Without a running command on the host, the control is only recorded.
+    Without a running command on the host, the control is only recorded. The server's journal gets
+    an entry too.
 
     Args:
         request: The request.
@@ -210,6 +211,12 @@ def _request_control(
         migration_id: Id of the migration in the request.
         action: The control.
         statuses: Statuses of migrations that allow the control.
+
+    Raises:
+        Problem: The server has no such migration. The class is ``action.unknown``.
+        BadRequest: The status does not allow the control, or a completion follows an abort.
+        Conflict: The server's state or a lock does not allow the control.
+        NotFound: The server does not exist for the caller.
     """
 
     def work(tx: Connection) -> tuple[str, Command] | None:

@@ -82,7 +82,9 @@ def _count_usage(
 
 
 def _check_within_project(values: dict[str, int], limits: quotas.Numbers) -> None:
-    """Check new limits of a user (``values``) against those of the project. -1 means no limit.
+    """Check new limits of a user (resource -> limit) against the limits of the project.
+
+    The limit -1 means no limit.
 
     Raises:
         BadRequest: A limit is above the project's limit.
@@ -152,7 +154,7 @@ def show_class(request: Request, name: str) -> JsonObject:
 
 
 def update_class(request: Request, name: str) -> JsonObject:
-    """Set the limits of a quota class. Keystone's limits stay unchanged."""
+    """Set limits of a quota class, and return all its limits. Keystone's limits stay unchanged."""
     values = {key: int(value) for key, value in request.body["quota_class_set"].items()}
     key = _make_class_key(request, name)
     if request.services.quota.is_ours:

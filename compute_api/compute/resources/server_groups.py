@@ -60,7 +60,11 @@ def _find(tx: Connection, request: Request, group_id: str, operation: str) -> Se
 
 
 def show(request: Request, group_id: str) -> JsonObject:
-    """Return one server group for GET /os-server-groups/{id}."""
+    """Return one server group for GET /os-server-groups/{id}.
+
+    Raises:
+        NotFound: The group does not exist for the caller.
+    """
 
     def work(tx: Connection) -> JsonObject:
         row = _find(tx, request, group_id, "show")
@@ -113,5 +117,9 @@ def create(request: Request) -> JsonObject:
 
 
 def delete(request: Request, group_id: str) -> None:
-    """Delete a server group for DELETE /os-server-groups/{id}. The servers stay."""
+    """Delete a server group for DELETE /os-server-groups/{id}. The servers stay.
+
+    Raises:
+        NotFound: The group does not exist for the caller.
+    """
     request.write(lambda tx: server_groups.delete(tx, _find(tx, request, group_id, "delete").id))

@@ -24,7 +24,7 @@ DISABLED = "disabled"
 
 
 def state(row: HeardServiceRow) -> HostState:
-    """Return UP if the conductors count the service as up and it is not forced down.
+    """Return UP if the conductors count the service as up, and the service is not forced down.
 
     Otherwise return DOWN.
     """
@@ -32,7 +32,7 @@ def state(row: HeardServiceRow) -> HostState:
 
 
 def status(row: HeardServiceRow) -> str:
-    """Return "enabled" if the service's host takes new servers, otherwise "disabled"."""
+    """Return "disabled" if the service is disabled, otherwise "enabled"."""
     return DISABLED if row.disabled else "enabled"
 
 
@@ -159,7 +159,7 @@ def update(request: Request, service_id: str) -> JsonObject:
 
 
 def _parse_changes(body: JsonObject) -> JsonObject:
-    """Return the new columns of a service.
+    """Return the columns of a service that a request changes, with their new values.
 
     Raises:
         BadRequest: The body has no change, or a disabled_reason without the status disabled.
@@ -185,7 +185,13 @@ def _parse_changes(body: JsonObject) -> JsonObject:
 
 
 def delete_by_number(request: Request, service_id: str) -> None:
-    """Delete a service for DELETE /os-services/{number} before 2.53."""
+    """Delete a service for DELETE /os-services/{number} before 2.53.
+
+    Raises:
+        BadRequest: The id is not a number.
+        NotFound: The service does not exist.
+        Conflict: The host of the compute service is not empty (``_delete``).
+    """
     number = ids.number(service_id)
     if number is None:
         raise errors.BadRequest(f"Invalid service id {service_id[:40]}: it must be a number.")
@@ -193,7 +199,13 @@ def delete_by_number(request: Request, service_id: str) -> None:
 
 
 def delete(request: Request, service_id: str) -> None:
-    """Delete a service for DELETE /os-services/{uuid}."""
+    """Delete a service for DELETE /os-services/{uuid} since 2.53.
+
+    Raises:
+        BadRequest: The id is not a UUID.
+        NotFound: The service does not exist.
+        Conflict: The host of the compute service is not empty (``_delete``).
+    """
     if not ids.is_uuid(service_id):
         raise errors.BadRequest(f"Invalid uuid {service_id[:80]}")
     _delete(request, service_id, uuid=service_id)

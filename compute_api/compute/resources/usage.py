@@ -28,10 +28,10 @@ _HOUR = 3600 * SECOND
 
 
 def index(request: Request) -> JsonObject:
-    """Return the usage of every project in a period, for GET /os-simple-tenant-usage.
+    """Return the usage by project in a period, for GET /os-simple-tenant-usage.
 
-    With ``detailed=1`` the response contains the servers too. Since 2.40 the response is one page,
-    whose limit counts servers.
+    Projects without a launched server in the period are left out. With ``detailed=1`` the response
+    contains the servers too. Since 2.40 the response is one page, whose limit counts servers.
     """
     detailed = request.query_value("detailed") == "1"
     items, marker = _read_usages(request, None, detailed)
@@ -84,6 +84,9 @@ def _read_usages(
         request: The request, whose query has the period and the page.
         project_id: Id of the project, or None for all projects.
         detailed: Whether the usages contain the servers.
+
+    Raises:
+        BadRequest: The period or the marker is invalid.
     """
     paged = request.version in _PAGED
 
@@ -113,7 +116,7 @@ def _read_usages(
 def _parse_period(request: Request, now: int) -> Period:
     """Return the period of the query. Both ends default to now.
 
-    Without both ends the period is empty, which is no error.
+    If the query has neither end, the period is empty, which is no error.
 
     Raises:
         BadRequest: A time is invalid, or the start is not before the end.

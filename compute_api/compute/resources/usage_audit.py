@@ -21,12 +21,12 @@ _FORMATS = ("%Y-%m-%d %H:%M:%S", "%Y-%m-%d %H:%M:%S.%f")
 
 
 def index(request: Request) -> JsonObject:
-    """Return the log of the last complete month, for GET /os-instance_usage_audit_log."""
+    """Return an empty log of the last complete month, for GET /os-instance_usage_audit_log."""
     return {"instance_usage_audit_logs": _build_log(request, None)}
 
 
 def show(request: Request, before: str) -> JsonObject:
-    """Return the log of the last month that was complete at the time ``before``.
+    """Return an empty log of the last month that was complete at the time ``before``.
 
     Raises:
         BadRequest: The time is not in one of ``_FORMATS``, or is too early.

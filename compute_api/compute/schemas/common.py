@@ -65,7 +65,7 @@ ANY: Document = {}
 
 
 def integer(minimum: int) -> Document:
-    """Return the schema of a number or its decimal digits as text.
+    """Return the schema of an integer up to ``MAX_INT``, as a number or as text.
 
     Args:
         minimum: The least allowed number: -1, 0 or 1.
@@ -80,7 +80,7 @@ def integer(minimum: int) -> Document:
 
 
 def record(properties: Document, required: tuple[str, ...] = (), **more: object) -> Document:
-    """Return the schema of an object that may have these keys only.
+    """Return the schema of an object that may have only the keys in ``properties``.
 
     Args:
         properties: Schemas by key.
@@ -97,7 +97,7 @@ def record(properties: Document, required: tuple[str, ...] = (), **more: object)
 
 
 def wrapped(name: str, content: Document) -> Document:
-    """Return the schema of a body with a single key."""
+    """Return the schema of an object with the single key ``name``, which is required."""
     return record({name: content}, (name,))
 
 
@@ -116,7 +116,9 @@ COUNT: Document = {"type": "string", "pattern": "^[0-9]{1,19}$"}
 
 
 def query(properties: Document | None = None, **more: object) -> Document:
-    """Return the schema of a query. Unknown parameters are ignored unless a version is strict.
+    """Return the schema of a query, which also permits unknown parameters.
+
+    ``additionalProperties=False``, or from a version on the change ``strict``, refuses these.
 
     Args:
         properties: Schemas by parameter. None means no parameters.

@@ -38,7 +38,7 @@ _LIMIT: Document = integer(-1)
 
 
 def _body(name: str, resources: dict[str, Range], more: JsonObject) -> VersionedSchema:
-    """Return the schema of a body with the resources of each version.
+    """Return the schema of a body with new limits, for the resources of each microversion.
 
     Args:
         name: The only key of the body.

@@ -40,7 +40,11 @@ _LIVE = (states.RUNNING, states.POWER_PAUSED, states.POWER_SUSPENDED)
 
 
 def create(request: Request, server: ServerRecord) -> JsonObject:
-    """Create a console token, and return the URL for POST /servers/{id}/remote-consoles."""
+    """Create a console token, and return its URL, for POST /servers/{id}/remote-consoles.
+
+    Raises:
+        BadRequest, Conflict, Unavailable: As in ``_create_url``.
+    """
     body = request.body["remote_console"]
     return {
         "remote_console": {
@@ -75,10 +79,11 @@ def _create_url(request: Request, server: ServerRecord, protocol: str, kind: str
         kind: Type of the console, for example novnc.
 
     Raises:
-        BadRequest: The type is invalid, or the host or the guest does not have the type.
-        Conflict: The server is on no host, its guest is neither running, paused nor suspended, or
-            for SPICE the host is down or does not answer (HostDown).
-        Unavailable: For SPICE, too many requests are waiting for hosts.
+        BadRequest: The protocol does not have the type, or the cloud, the host or the guest has no
+            consoles of the type.
+        Conflict: The server has no guest on its host, the guest is neither running, paused nor
+            suspended, or for SPICE the host is down or does not answer (HostDown).
+        Unavailable: For SPICE, too many requests are waiting for hosts, or the host has no key.
     """
     if kind not in TYPES[protocol]:
         raise errors.BadRequest(f"Invalid console type {kind}")
@@ -117,9 +122,12 @@ def _require_host_with_spice(request: Request, host: str, kind: str) -> None:
 
 
 def _require_guest_with_spice(request: Request, server: ServerRecord) -> None:
-    """Raise BadRequest if the guest has no SPICE display, or HostDown if the host does not answer.
+    """Query the host, and raise BadRequest if the guest has no SPICE display.
 
     For example, the guest was started before the operator enabled SPICE on the host.
+
+    Raises:
+        Problem: As in ``query_host``, for example HostDown.
     """
     answer = query_host(request, server, "console_kinds", {"server": server.id})
     if "spice" not in answer["kinds"]:
@@ -158,17 +166,19 @@ def show_token(request: Request, token: str) -> JsonObject:
 
     ``internal_access_path`` is a secret that the proxy must send first on its connection. The
     secret is valid for one connection within half a minute. For spice-direct it is null, because
-    the host recognizes the proxy by address. Until the token expires, further requests are allowed.
+    the host recognizes the proxy by address. The request does not use up the token.
 
     Raises:
-        NotFound: The token does not exist or has expired, or its server is deleted.
-        Conflict: The server is on no host, or the host is down or does not answer (HostDown).
+        NotFound: The token does not exist, has expired, or is in use by a browser. Or the guest has
+            moved or is deleted.
+        Conflict: The guest does not run, or the host is down or does not answer (HostDown).
+        Unavailable: Too many requests are waiting for hosts, or too many consoles are open.
     """
     return {"console": _open_console(request, token)[0]}
 
 
 def show_token_with_tls(request: Request, token: str) -> JsonObject:
-    """Return the same as ``show_token``, since 2.99 with ``tls_port`` for spice-direct."""
+    """Return the same as ``show_token``, for spice-direct with ``tls_port`` (since 2.99)."""
     console, tls_fields = _open_console(request, token)
     return {"console": console | tls_fields}
 
@@ -179,8 +189,7 @@ def _open_console(request: Request, token: str) -> tuple[JsonObject, JsonObject]
     The second object is empty except for spice-direct.
 
     Raises:
-        NotFound: The token does not exist or has expired, or its server is deleted.
-        Conflict: The server is on no host, or the host is down or does not answer (HostDown).
+        NotFound, Conflict, Unavailable: As in ``show_token``.
     """
     record = request.read(console_tokens.find, token)
     if record is None:
@@ -202,7 +211,10 @@ def console_output(request: Request, server: ServerRecord) -> JsonObject:
     """Return the end of the guest's serial console output (action os-getConsoleOutput).
 
     ``length`` in the body is the number of lines. Without a length, or with -1, the response has
-    all lines of the last ``MAX_CONSOLE_BYTES``.
+    all lines of the last ``MAX_CONSOLE_BYTES``. Control characters are removed.
+
+    Raises:
+        Problem: As in ``query_host``, for example HostDown.
     """
     length = request.body["os-getConsoleOutput"].get("length")
     answer = query_host(

@@ -66,7 +66,8 @@ def resolve(tx: Connection, where: Destination, default_zone: str) -> Destinatio
         default_zone: Zone of hosts outside all zone aggregates.
 
     Raises:
-        BadRequest: The zone has no enabled host, or the host does not exist or has another node.
+        BadRequest: The zone has no enabled host, no host has this name or node, or the host has
+            another node.
     """
     if where.zone is not None and not where.forced:
         check_zone(tx, where.zone, default_zone)

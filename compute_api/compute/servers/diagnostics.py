@@ -19,7 +19,7 @@ def show(request: Request, server: ServerRecord) -> JsonObject:
 
     Raises:
         WrongState: The guest does not run.
-        HostDown: The server's host is down or does not answer.
+        Problem: As in ``query_host``, for example HostDown.
     """
     if server.power_state != states.RUNNING:
         raise errors.WrongState(
@@ -47,6 +47,6 @@ def password(request: Request, server: ServerRecord) -> JsonObject:
 def clear_password(request: Request, server: ServerRecord) -> None:
     """Delete the published password for DELETE /servers/{id}/os-server-password.
 
-    The password in the guest stays unchanged. The guest can publish a new one.
+    The password in the guest stays unchanged. The guest can publish a new password.
     """
     request.write(servers.update, server.id, {"password": None})

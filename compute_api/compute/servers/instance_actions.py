@@ -22,10 +22,13 @@ def index(request: Request, server: ServerRecord) -> JsonObject:
 
 
 def page(request: Request, server: ServerRecord) -> JsonObject:
-    """Return one page of a server's actions, newest first, optionally by time, since 2.58.
+    """Return one page of a server's actions, newest first, since 2.58.
+
+    changes-since and changes-before limit the list to actions that changed in this time.
 
     Raises:
-        BadRequest: The marker is not the request id of an action of the server.
+        BadRequest: The marker is not the request id of an action of the server, changes-since is
+            later than changes-before, or the limit is not a number.
     """
     since, before = request.changed
     if request.limit == 0:
@@ -54,7 +57,7 @@ def show(request: Request, server: ServerRecord, request_id: str) -> JsonObject:
     """Return an action with its events for GET /servers/{id}/os-instance-actions/{request_id}.
 
     Raises:
-        NotFound: The server has no action of this request.
+        NotFound: This request began no action on the server.
     """
 
     def work(tx: Connection) -> tuple[ActionRow, list[EventRow]]:

@@ -29,7 +29,11 @@ def index(request: Request, server: ServerRecord) -> JsonObject:
 
 
 def show(request: Request, server: ServerRecord, key: str) -> JsonObject:
-    """Return one metadata item for GET /servers/{id}/metadata/{key}."""
+    """Return one metadata item for GET /servers/{id}/metadata/{key}.
+
+    Raises:
+        NotFound: The server does not have the item.
+    """
     return {"meta": {key: _find_item(loads(server.meta), key)}}
 
 
@@ -41,17 +45,25 @@ def _find_item(metadata: Metadata, key: str) -> str:
 
 
 def add(request: Request, server: ServerRecord) -> JsonObject:
-    """Add metadata items for POST /servers/{id}/metadata, and return all items."""
+    """Add or replace metadata items for POST /servers/{id}/metadata, and return all items.
+
+    For the errors see ``_change``.
+    """
     return {"metadata": _change(request, server, lambda old: {**old, **request.body["metadata"]})}
 
 
 def replace(request: Request, server: ServerRecord) -> JsonObject:
-    """Replace all metadata items for PUT /servers/{id}/metadata."""
+    """Replace all metadata items for PUT /servers/{id}/metadata, and return the new items.
+
+    For the errors see ``_change``.
+    """
     return {"metadata": _change(request, server, lambda old: request.body["metadata"])}
 
 
 def put(request: Request, server: ServerRecord, key: str) -> JsonObject:
-    """Set one metadata item for PUT /servers/{id}/metadata/{key}.
+    """Set one metadata item for PUT /servers/{id}/metadata/{key}, and return the item.
+
+    For further errors see ``_change``.
 
     Raises:
         BadRequest: The body does not contain the key of the path.
@@ -67,6 +79,7 @@ def remove(request: Request, server: ServerRecord, key: str) -> None:
 
     Raises:
         NotFound: The server does not have the item.
+        Locked: The server is locked, and the caller is not an administrator.
     """
 
     def without(old: Metadata) -> Metadata:
@@ -93,6 +106,7 @@ def _change(
     Raises:
         Locked: The server is locked, and the caller is not an administrator.
         Forbidden: The change adds items, and the limit of items is exceeded.
+        NotFound: The server does not exist any more, or ``change`` raises this error.
     """
     if server.locked and not request.is_admin:
         raise errors.Locked(server.id)
@@ -124,7 +138,7 @@ def has_tag(request: Request, server: ServerRecord, tag: str) -> None:
 
 
 def replace_tags(request: Request, server: ServerRecord) -> JsonObject:
-    """Replace all tags of a server for PUT /servers/{id}/tags."""
+    """Replace all tags of a server for PUT /servers/{id}/tags, and return the new tags."""
     new = sorted(set(request.body["tags"]))
     return {"tags": request.write(servers.change_json, server.id, "tags", lambda old: new)}
 

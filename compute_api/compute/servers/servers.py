@@ -110,17 +110,15 @@ def _list_servers(request: Request, path: str, names_only: bool) -> JsonObject:
 
 
 def _parse_query(request: Request, operation: str) -> ServerFilters | None:
-    """Return the filters of the query, or None if no server can match.
-
-    The result is None before 2.38 for a status that does not exist.
+    """Return the filters of the query, or before 2.38 None if no requested status exists.
 
     Args:
         request: The request.
         operation: Part of the policy rule for all_tenants: index or detail.
 
     Raises:
-        BadRequest: A filter is invalid, or since 2.38 the status does not exist.
-        Forbidden: The caller may not use a filter.
+        BadRequest: A parameter is invalid, or since 2.38 no requested status exists.
+        Forbidden: The caller may not list deleted servers or all projects, or use the sort key.
     """
     all_filters = request.allows(_API + "servers:allow_all_filters")
     filters = _parse_filters(request, all_filters)
@@ -151,13 +149,14 @@ def _parse_query(request: Request, operation: str) -> ServerFilters | None:
 
 
 def _parse_filters(request: Request, all_filters: bool) -> JsonObject:
-    """Return the filters on columns that the caller may use. Others are ignored, as in Nova.
+    """Return the filters on fields of servers that the caller may use. Others are ignored.
 
-    ``all_filters`` is True if the policy allows the caller all filters. Other callers may use the
-    filters in ``_OPEN_FILTERS`` and ``locked``.
+    ``all_filters`` is True if the policy allows the caller every column as a filter. Other callers
+    may use ``_OPEN_FILTERS`` at their microversions. Since 2.73 all callers may use ``locked``.
 
     Raises:
-        BadRequest: Nova refuses the attribute as a filter, or ``locked`` is not a boolean.
+        BadRequest: Nova refuses the attribute as a filter, the name begins with an underscore, or
+            ``locked`` is not a boolean.
     """
     filters: JsonObject = {}
     for name, values in request.query.items():
@@ -174,7 +173,10 @@ def _parse_filters(request: Request, all_filters: bool) -> JsonObject:
 
 
 def _parse_tags(request: Request) -> dict[str, list[str]]:
-    """Return the tag filters of the query. The value of a filter is a list with commas."""
+    """Return the tags of each tag filter in the query, or {} before 2.26.
+
+    A filter in the query separates tags by commas.
+    """
     if request.version not in Range("2.26"):
         return {}
     return {name: text.split(",") for name in _TAGS if (text := request.query_value(name))}
@@ -192,7 +194,7 @@ States = list[tuple[str, Sequence[str], Sequence[str]]]
 
 
 def _parse_statuses(statuses: Sequence[str]) -> tuple[States | None, bool]:
-    """Return the states with one of these statuses, and True if any of the statuses exists.
+    """Return the states with one of these statuses, and whether any of the statuses exists.
 
     A state is a vm_state with two lists of task_states: the states that match (empty: all) and
     those that do not match. Without statuses the result is (None, True), which means no filter.
@@ -225,6 +227,9 @@ def _parse_deleted(request: Request, all_filters: bool, by_time: bool) -> bool |
 
     None means both kinds, which is the default of a list by time (``by_time``). Only callers that
     may use all filters can choose.
+
+    Raises:
+        BadRequest: The parameter is not a boolean.
     """
     if all_filters and "deleted" in request.query:
         return _parse_boolean(request, "deleted")
@@ -238,6 +243,9 @@ def _parse_soft_deleted(
 
     The list includes them if a caller that may use all filters requests them, if deleted servers
     are included (``deleted``), or if the states of the status filter (``listed``) contain theirs.
+
+    Raises:
+        BadRequest: The parameter is not a boolean.
     """
     requested = (
         all_filters and "soft_deleted" in request.query and _parse_boolean(request, "soft_deleted")
@@ -257,6 +265,7 @@ def _choose_project(request: Request, operation: str, all_filters: bool) -> str 
 
     Raises:
         Forbidden: The policy does not allow all_tenants.
+        BadRequest: all_tenants has a value that is not a boolean.
     """
     all_tenants = request.query_value("all_tenants")
     if all_tenants is None or (all_tenants != "" and not _parse_boolean(request, "all_tenants")):
@@ -273,8 +282,8 @@ def _parse_sort(request: Request) -> list[tuple[str, bool]]:
     Keys without a direction are descending. Without keys the first direction applies to created_at.
 
     Raises:
-        BadRequest: A direction is unknown, or there are more directions than keys.
-        Forbidden: Only administrators may use the key.
+        BadRequest: A direction is unknown, or the query has keys and more directions than keys.
+        Forbidden: Only administrators may use the key (``_ADMIN_SORT``).
     """
     keys, directions = request.query.get("sort_key", []), request.query.get("sort_dir", [])
     if any(direction.lower() not in ("asc", "desc") for direction in directions):
@@ -409,8 +418,9 @@ def _begin_broken(
 ) -> str:
     """Begin the deletion of a server in ERROR, and return the id of the action.
 
-    The server is soft-deleted if it has run, is on a host, and its last action is not a soft delete
-    that failed. Otherwise the server is deleted without a soft delete.
+    ``rows`` are the actions softDelete and delete. The server is soft-deleted if it has run, is on
+    a host, and its last action is not a soft delete that failed. Otherwise, or if the state does
+    not allow a soft delete, the server is deleted without a soft delete.
     """
     row = actions.take_lock(tx, server_id, named["project_id"])
     last = actions.list_for(tx, server_id, limit=1)
@@ -425,9 +435,10 @@ def _begin_first(
     server_id: str,
     **named: Any,  # noqa: ANN401 - passed on unchanged
 ) -> str:
-    """Begin the first row that the server's state and running action allow.
+    """Begin the first action in ``rows`` that the server's state and running action allow.
 
-    Return the id of the action. If no row is allowed, raise the error of the last row.
+    Return the id of the action. If no row is allowed, raise the error of the last row. Other
+    errors, for example Locked, are raised at once.
     """
     *others, last = rows
     for row in others:

@@ -19,7 +19,9 @@ _ON_HOST = "compute:server:topology:host:index"
 def show(request: Request, server: ServerRecord) -> JsonObject:
     """Return the NUMA nodes of a server for GET /servers/{id}/topology.
 
-    The list is empty if flavor and image request no NUMA topology, or if the server is on no host.
+    The list is empty if flavor and image request no NUMA nodes, dedicated CPUs or page size, or if
+    the server is on no host. Only callers that the policy ``_ON_HOST`` allows see the host's NUMA
+    nodes and pinned CPUs.
     """
     assignment = next(
         (

@@ -112,7 +112,7 @@ def rules(fields: tuple[Field, ...]) -> frozenset[str]:
 
 
 def render(view_in_force: VisibleFields, row: object, view: object = None) -> JsonObject:
-    """Return the body of a row.
+    """Return the body of a row, without optional fields whose value is OMITTED.
 
     Args:
         view_in_force: The visible fields.
@@ -130,7 +130,7 @@ def render(view_in_force: VisibleFields, row: object, view: object = None) -> Js
 
 
 def render_readable(view_in_force: VisibleFields, row: object, view: object = None) -> JsonObject:
-    """Return the body of a row in a list. Show null for a field whose value cannot be computed.
+    """Return the body of a row, with null for a field whose function fails.
 
     The exception of the first such field is logged. For the arguments see ``render``.
     """

@@ -15,7 +15,7 @@ _ARGUMENTS = {Name.DRAIN: ("cold", "parallel", "wait"), Name.EVACUATE: ("paralle
 def action(row: HostAction) -> JsonObject:
     """Return the body of an action without events.
 
-    The field ``message`` explains the result and the next steps for the operator.
+    The field ``message`` explains the result of an ended action, and is empty before.
     """
     arguments = to_wire(row.args)
     return {
@@ -36,7 +36,7 @@ def action(row: HostAction) -> JsonObject:
 
 
 def with_events(row: HostAction, journal: list[Event]) -> JsonObject:
-    """Return the body of an action with its events, oldest first."""
+    """Return the body of an action with its events, in the order of the journal."""
     return action(row) | {
         "events": [
             {

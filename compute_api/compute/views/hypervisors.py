@@ -33,7 +33,7 @@ def _build_service(row: JsonMapping, ident: object) -> JsonObject:
 
 
 def stock(row: JsonMapping, resource: str) -> dict[str, int]:
-    """Return the total, used and reserved amounts of a resource class, 0 for an unknown class."""
+    """Return the total, used and reserved amounts of a host's resource class, 0 if unknown."""
     inventory = row["inventory"].get(resource, {})
     return {key: int(inventory.get(key, 0)) for key in ("total", "used", "reserved")}
 
@@ -148,6 +148,9 @@ def many(
 
 
 def statistics(rows: Sequence[JsonMapping], version: int) -> dict[str, int]:
-    """Return the count of enabled hosts, and the sums of their fields in ``_SUMMED``."""
+    """Return the count of enabled hosts, and the sums of their capacity and usage (``_SUMMED``).
+
+    ``version`` must be below 2.88, because later versions do not have these fields.
+    """
     items = many([row for row in rows if not row["disabled"]], version, None, FIELDS)
     return {"count": len(items), **{name: sum(item[name] for item in items) for name in _SUMMED}}

@@ -56,7 +56,7 @@ def _make_number_getter(column: str) -> Callable[[ShownMigrationRow, MigrationVi
 
 
 def _make_bytes_getter(name: str) -> Callable[[ShownMigrationRow, MigrationView], int | None]:
-    """Return the getter of a progress value. As in Nova, zero is null."""
+    """Return the getter of a progress value in bytes. Zero or a missing value is None."""
     return lambda row, view: (row.progress or {}).get(name) or None
 
 

@@ -132,6 +132,9 @@ class ClientConnections:
     def accept(self, listener: socket.socket, tag: Hashable = None) -> None:
         """Accept waiting connections of a listener, at most ``ACCEPT_BATCH``.
 
+        At a limit of connections or file descriptors, a connection without a running response is
+        dropped.
+
         Args:
             listener: The listening socket.
             tag: The address of the listener. Clients of several listeners are counted separately.
@@ -230,7 +233,11 @@ class ClientConnections:
             self._listen(client, 0)
 
     def _handle_end(self, client: ClientConnection) -> None:
-        """Handle the end of the client's data. The client may still read the response."""
+        """Handle the end of the client's data.
+
+        A request with an incomplete body starts with the data that has arrived. A running response
+        continues, because the client may still read. In other phases the connection is dropped.
+        """
         client.has_ended = True
         if client.phase is ConnectionPhase.BODY:
             client.incoming.cut()
@@ -241,7 +248,10 @@ class ClientConnections:
             self.drop(client)
 
     def _advance(self, client: ClientConnection) -> None:
-        """Parse the data that has arrived, update the deadline, and start a complete request."""
+        """Parse the data that has arrived, update the deadline, and start a complete request.
+
+        A request whose body exceeds the buffer starts too. An invalid request is refused.
+        """
         incoming = client.incoming
         had_head = incoming.request is not None
         try:
@@ -322,11 +332,11 @@ class ClientConnections:
 
     # --- Responses ---
     def wait_for(self, client: ClientConnection) -> None:
-        """Send buffered data, and wait for the client to take the rest.
+        """Send buffered data without blocking. While response data remains, listen for room.
 
-        The client must take ``bytes_per_second``, or the connection is dropped. A paused response
-        continues when the buffer has room. A complete response ends when the client has taken all
-        data.
+        Data that the client takes extends the deadline, after which ``close_late`` drops the
+        connection. A paused response continues when the buffer has room. After a complete response
+        is sent, the connection is closed or prepared for the next request.
         """
         if not client.is_open:
             return
@@ -356,14 +366,14 @@ class ClientConnections:
             self._complete(client)
 
     def pause_answer(self, client: ClientConnection) -> None:
-        """Pause the response until the client has taken more data. Then ``go_on`` continues."""
+        """Pause the response until the buffer has room, and then call ``go_on``."""
         client.is_paused = True
         self.wait_for(client)
 
     def finish_answer(self, client: ClientConnection, is_last: bool) -> None:
         """Note that the whole response is in ``out``, and send the rest of the data.
 
-        If the response was to a streamed body, the next waiting body may be streamed.
+        After a request with a streamed body, the next request that waits to stream starts.
 
         Args:
             client: The connection.
@@ -381,7 +391,7 @@ class ClientConnections:
         self.wait_for(client)
 
     def _complete(self, client: ClientConnection) -> None:
-        """Close the connection or prepare for the next request.
+        """Close the connection after its last response, or else prepare for the next request.
 
         Called after the client has all data, or after the connection broke.
         """
@@ -442,9 +452,10 @@ class ClientConnections:
     def end(self) -> None:
         """Begin to close all connections, because the process ends.
 
-        A connection whose request is being answered is closed after the response. Because a request
-        may be in transit, other connections are closed after at most ``LINGER_SECONDS``, unless
-        more data of a request arrives by then.
+        A connection whose request is being answered is closed after the response, or after the
+        response to a further request that has arrived. Because a request may be in transit, other
+        connections get ``LINGER_SECONDS`` at most. The start of a request, or data of a body,
+        extends this time.
         """
         self.is_ending, self._next_check = True, 0.0
         for of_address in self._clients.values():
@@ -506,7 +517,7 @@ class BodyStream:
         self._began_at, self._read = time.monotonic(), 0
 
     def read(self) -> bytes:
-        """Return the next bytes, or b"" at the end.
+        """Wait for the next bytes, and return them. Return b"" at the end of the client's data.
 
         Raises:
             OSError: The client is too slow, or the connection is broken.
@@ -534,7 +545,7 @@ class BodyStream:
 
 
 def _raise_descriptor_limit() -> int:
-    """Raise the limit of open files to the hard limit, and return the limit.
+    """Raise the process's limit of open files to the hard limit, and return the limit.
 
     Without a hard limit, return about a million.
     """

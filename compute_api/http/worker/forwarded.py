@@ -41,7 +41,11 @@ def apply_proxy_headers(application: WSGIApplication, conf: cfg.ConfigOpts) -> W
 
 
 def apply_headers(environ: WSGIEnvironment) -> None:
-    """Copy the valid values of the proxy headers to the WSGI environment."""
+    """Set scheme, host, client address and prefix in the WSGI environment from proxy headers.
+
+    With ``Forwarded``, only the prefix is read from an X-Forwarded header. Invalid values are
+    ignored.
+    """
     forwarded = environ.get("HTTP_FORWARDED")
     proto, host, address = (
         _parse_forwarded(forwarded)
@@ -72,14 +76,14 @@ def _read_first(environ: WSGIEnvironment, name: str) -> str:
 
 
 def _parse_forwarded(header: str) -> tuple[str, str, str]:
-    """Return proto, host and for of a ``Forwarded`` header's first element, "" if missing."""
+    """Return proto, host and for of a ``Forwarded`` header's first element, each "" if missing."""
     pairs = (part.partition("=") for part in header.partition(",")[0].split(";"))
     values = {name.strip().lower(): value.strip().strip('"') for name, _, value in pairs}
     return values.get("proto", ""), values.get("host", ""), values.get("for", "")
 
 
 def _parse_address(text: str) -> str | None:
-    """Return the IP address of the text, or None if it is invalid.
+    """Return the IP address in the text without port and brackets, or None if it is invalid.
 
     For example, 192.0.2.1, 192.0.2.1:80, 2001:db8::1 or [2001:db8::1]:80.
     """

@@ -39,7 +39,7 @@ class BufferedUnreader(Unreader):  # type: ignore[misc]  # gunicorn ships no typ
         self._buffered.append(data)
 
     def chunk(self, size_hint: int | None = None) -> bytes:
-        """Return the next data, or b"" at the end. gunicorn calls this."""
+        """Return the next data of any size, or b"" at the end. gunicorn calls this."""
         while self._buffered:
             if data := self._buffered.pop(0):
                 return data
@@ -67,12 +67,12 @@ class RequestBuffer:
         self.is_cut = False
 
     def advance(self) -> bool:
-        """Return True if a request is complete, or if its body exceeds the buffer.
+        """Parse ``arrived``. Return True if a request is complete, or its body exceeds the buffer.
 
         Then the caller can read ``request``, and ``arrived`` has only the data after the request.
 
         Raises:
-            ParseException: The request is invalid.
+            ParseException: The request is invalid, or the head is too long.
         """
         if self.request is None and not self._read_head():
             return False
@@ -91,7 +91,7 @@ class RequestBuffer:
         self.arrived.clear()
 
     def forget(self) -> None:
-        """Prepare for the next request after the response. Its data may have arrived already."""
+        """Forget the answered request, but keep data of the next request that has arrived."""
         self.request = self._chunks = None
         self._searched = self._length = 0
 
@@ -115,14 +115,18 @@ class RequestBuffer:
         return True
 
     def _find_end(self) -> int | None:
-        """Return the position after the body in ``arrived``, or None if the body is incomplete."""
+        """Return the position after the body in ``arrived``, or None if the body is incomplete.
+
+        Raises:
+            ParseException: A chunk of the body is invalid.
+        """
         if self._chunks is not None:
             return self._chunks.end(self.arrived)
         return self._length if len(self.arrived) >= self._length else None
 
 
 def _check_coding(headers: list[tuple[str, str]]) -> None:
-    """Check that "chunked" is the only transfer coding.
+    """Check that a request has no transfer coding, or only "chunked".
 
     gunicorn accepts further codings without decoding them, and proxies may interpret them
     differently.
@@ -152,7 +156,7 @@ class ChunkedBody:
         Each call gets the same data with more bytes at the end.
 
         Raises:
-            InvalidChunkSize: The size of a chunk is invalid.
+            InvalidChunkSize: The size of a chunk is invalid, or a line is too long.
             ChunkMissingTerminator: A chunk does not end with CRLF.
         """
         while True:

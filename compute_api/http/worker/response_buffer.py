@@ -41,10 +41,11 @@ class ResponseBuffer:
         self.is_broken = False
 
     def sendall(self, data: bytes) -> None:
-        """Collect data, and send it when enough is collected. gunicorn calls this.
+        """Collect data, and send ``GATHERED_BYTES`` or more at once. gunicorn calls this.
 
         Raises:
-            BrokenPipeError: The client has disconnected.
+            BrokenPipeError: An earlier call found that the client has disconnected, or the
+                connection was dropped.
         """
         if self.is_broken:
             raise BrokenPipeError(errno.EPIPE, "the client has gone")
@@ -54,7 +55,10 @@ class ResponseBuffer:
             self.flush()
 
     def flush(self) -> None:
-        """Send the collected data, and buffer the data that the socket does not accept."""
+        """Send the collected data, and buffer the data that the socket does not accept.
+
+        If no other data is waiting, call ``wait`` for the buffered data.
+        """
         data, self._gathered, self._size = b"".join(self._gathered), [], 0
         with self._lock:
             is_first = not self._unsent
@@ -73,7 +77,7 @@ class ResponseBuffer:
             self.held = 0
 
     def push(self) -> bool:
-        """Send buffered data. Return True if no data is left, also after a broken connection."""
+        """Send buffered data. Return True if no data is left, or if the connection is broken."""
         with self._lock:
             return self._send()
 

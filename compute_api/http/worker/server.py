@@ -52,8 +52,9 @@ def worker(
 
     Args:
         limits: The limits of clients.
-        fault: Builds the body of an error that the worker itself sends, from status and text.
-        may_wait: Returns True for paths of requests that use the waiting threads.
+        fault: Builds the body of an error that the worker itself sends, from status and text. None:
+            ``Worker.fault``.
+        may_wait: Returns True for paths of requests that use the waiting threads. None: no request.
         waiting_threads: Number of waiting threads: separate threads for requests that wait for a
             host.
         shares_threads: Share the threads between projects (see ``Worker``).
@@ -70,7 +71,7 @@ def limits(conf: cfg.ConfigOpts, body: int = 1024 * 1024) -> ClientLimits:
 
     Args:
         conf: The configuration.
-        body: Largest body in bytes.
+        body: Largest body of the service in bytes. ``BODY_MARGIN_BYTES`` more are buffered.
     """
     options = conf.http
     return ClientLimits(
@@ -87,7 +88,7 @@ class ServerLog(Logger):  # type: ignore[misc]  # gunicorn ships no types
     """Sends gunicorn's log lines to the process's log, in the common format."""
 
     def setup(self, cfg: object) -> None:
-        """Configure the logger. gunicorn calls this."""
+        """Send gunicorn's errors to the process's log only. gunicorn calls this."""
         super().setup(cfg)
         self.error_log.handlers.clear()
         self.error_log.propagate = True
@@ -174,12 +175,12 @@ class Server(BaseApplication):  # type: ignore[misc]  # gunicorn ships no types
         reload.takes("*")
 
     def load_config(self) -> None:
-        """Set the options. gunicorn calls this."""
+        """Set gunicorn's options. gunicorn calls this."""
         for name, value in self._settings.items():
             self.cfg.set(name, value)
 
     def load(self) -> WSGIApplication:
-        """Create the application in a worker. gunicorn calls this.
+        """Create the application in a worker. The first worker runs ``check`` before.
 
         Raises:
             AppImportError: The configuration is invalid. This ends the master too.
@@ -194,7 +195,7 @@ class Server(BaseApplication):  # type: ignore[misc]  # gunicorn ships no types
             raise AppImportError(f"{self._name}: {problem}") from problem
 
     def reload(self) -> None:
-        """Replace the workers. gunicorn calls this in the master on SIGHUP.
+        """Read the configuration again. On SIGHUP gunicorn calls this, and replaces the workers.
 
         The new workers use the changed configuration, except for the options in ``KEPT`` and
         ``KEPT_OF_SECTION``. If no worker can start with the changed configuration, the new workers
@@ -210,7 +211,7 @@ class Server(BaseApplication):  # type: ignore[misc]  # gunicorn ships no types
         """Return True if a worker can start with the configuration files in their present state.
 
         A child process tries to start, because a worker that cannot start ends the master. The
-        child logs an error in the configuration.
+        child logs the error.
 
         Args:
             process: Name of the process without "kilonova-".

@@ -51,7 +51,7 @@ class Worker(ThreadWorker):  # type: ignore[misc]  # gunicorn ships no types
         return {"error": {"code": status, "title": HTTPStatus(status).phrase, "message": text}}
 
     def get_thread_pool(self) -> ThreadPoolExecutor:
-        """Create the thread pool. gunicorn calls this."""
+        """Create the thread pool for requests that do not wait. gunicorn calls this."""
         return self._create_pool(self.cfg.threads)
 
     def _create_pool(self, threads: int) -> ThreadPoolExecutor:
@@ -59,7 +59,10 @@ class Worker(ThreadWorker):  # type: ignore[misc]  # gunicorn ships no types
         return ThreadPoolExecutor(threads + additional_threads)
 
     def run(self) -> None:
-        """Serve until gunicorn stops the worker. gunicorn calls this."""
+        """Serve until gunicorn stops the worker, or the master has ended. gunicorn calls this.
+
+        Running requests then have ``graceful_timeout`` to end.
+        """
         # Clients must set neither SCRIPT_NAME nor the scheme. Proxies may (see ``forwarded``).
         self.cfg.set("forwarder_headers", "")
         self.cfg.set("secure_scheme_headers", {})
@@ -147,6 +150,7 @@ class Worker(ThreadWorker):  # type: ignore[misc]  # gunicorn ships no types
 
         Raises:
             _MustWaitError: The project has no free place, so there is no response yet.
+            BrokenPipeError: The client has disconnected.
         """
         self.nr += 1
         admission = client.admission
@@ -204,7 +208,7 @@ class _MustWaitError(Exception):
 
 
 def refusal(status: int, body: object) -> bytes:
-    """Return the bytes of an error response. The caller closes the connection afterwards."""
+    """Return the bytes of an error response with a JSON body. The caller closes the connection."""
     content = orjson.dumps(body)
     return (
         f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\nContent-Type: application/json\r\n"
@@ -233,11 +237,11 @@ class PendingResponse:
         self._result: Iterable[bytes] = ()
 
     def take(self, result: Iterable[bytes]) -> None:
-        """Store the result of the application, which is written later."""
+        """Store the result of the application. The worker writes the items later."""
         self._result, self.items = result, iter(result)
 
     def close(self) -> None:
-        """Release the resources of the response."""
+        """Close the application's result, and drop the items that are not written yet."""
         self.items = iter(())
         if hasattr(self._result, "close"):
             self._result.close()

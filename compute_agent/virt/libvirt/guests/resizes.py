@@ -23,15 +23,17 @@ from compute_agent.virt.libvirt.xml.domain_xml import Disk
 def resize(
     libvirt: Connection, guests: LibvirtGuests, spec: GuestSpec, runs: bool, context: VerbContext
 ) -> DomainState:
-    """Resize a guest that is off to ``spec``, and start it if ``runs``.
+    """Resize a guest that is off to ``spec``, start the guest if ``runs``, and return the state.
 
     The root disk and the ephemeral disks are copied before they grow. The copies have the fence of
-    ``spec`` in their names. A guest that is active with this fence has been resized already, and
-    its disks are not changed.
+    ``spec`` in their names. If the guest is active with this fence, an earlier call has resized the
+    disks, and they are not changed.
 
     Raises:
         VerbFailed: The guest does not exist or is active with another fence, the host cannot make
-            the new hardware, or a disk cannot be copied or grown.
+            the new hardware, a disk cannot be copied or grown, or the start failed.
+        Cancelled: The verb was cancelled.
+        Unavailable: This host may not start guests now.
     """
     if power.find(libvirt, spec.server).fence != spec.fence:
         power.refuse_active(libvirt, spec.server)
@@ -47,7 +49,13 @@ def resize(
 
 
 def _list_kept_disks(folder: Path, spec: GuestSpec) -> list[Disk]:
-    """Return the disks whose content a resize keeps: root disk and ephemeral disks, not swap."""
+    """Return the disks that a resize copies: the root disk and the ephemeral disks, not swap.
+
+    A server that boots from a volume has no root disk.
+
+    Raises:
+        VerbFailed: The root disk is missing or malformed.
+    """
     own = root_disk(folder, spec)
     return [
         *([own] if own else []),
@@ -63,15 +71,21 @@ def settle(
     resized: int,
     context: VerbContext,
 ) -> DomainState:
-    """Confirm or revert a resize, as ``Driver.settle_resize``.
+    """Confirm or revert a resize, as ``Driver.settle_resize``, and return the guest's state.
 
-    With ``back`` False the copies of the disks are removed, and the guest only gets the fence. With
-    ``back`` True the copies made under the fence ``resized`` replace the disks, all other copies
-    are removed, and the domain is defined by ``spec``. The guest must be off and stays off. In both
-    cases ephemeral and swap disks that ``spec`` does not contain are removed.
+    With ``back`` False the copies of the disks are removed, and the guest gets the fence of
+    ``spec``.
+
+    With ``back`` True the guest must be off and stays off. The copies made under the fence
+    ``resized`` replace the disks, and all other copies are removed. A disk without such a copy is
+    not changed. The domain is defined by ``spec``.
+
+    In both cases ephemeral and swap disks that ``spec`` does not contain are removed.
 
     Raises:
-        VerbFailed: The guest does not exist, or is active and ``back`` is True.
+        VerbFailed: The guest does not exist, or the root disk is missing or malformed. With
+            ``back`` True also: the guest is active or cannot be defined.
+        Cancelled: The verb was cancelled, and ``back`` is True.
     """
     power.find(libvirt, spec.server)
     folder = guests.folder(spec.server)

@@ -63,9 +63,10 @@ class GuestShares:
     def attach(
         self, libvirt: Connection, server: str, fence: int, share: AttachedShare
     ) -> DomainState:
-        """Add the share to the record and the definition of a guest that is off.
+        """Add the share to record and definition of a guest that is off, and return the state.
 
-        ``mount`` mounts the share before the guest starts.
+        A recorded share with this id is replaced. The fence is written to the domain's metadata.
+        The share is not mounted. ``mount`` does this before the guest starts.
 
         Raises:
             VerbFailed: The guest is active or does not exist.
@@ -79,8 +80,10 @@ class GuestShares:
     def detach(self, libvirt: Connection, server: str, fence: int, share_id: str) -> None:
         """Unmount the share. If the guest exists, remove the share from record and definition.
 
+        An existing guest also gets the fence.
+
         Raises:
-            VerbFailed: The guest is active.
+            VerbFailed: The guest is active, or the share cannot be unmounted.
         """
         power.refuse_active(libvirt, server)
         self.mounts.unmount(self._mount_point(server, share_id))
@@ -94,12 +97,13 @@ class GuestShares:
         self._remove_folder(server)
 
     def keep_only(self, libvirt: Connection, server: str, ids: Collection[str]) -> None:
-        """Unmount and remove all shares that are not in ``ids``, before the guest starts.
+        """Unmount all recorded shares that are not in ``ids``, before the guest starts.
 
-        Record and definition change. An active guest is not changed.
+        These shares are removed from record and definition. An active guest and its shares are not
+        changed.
 
         Raises:
-            VerbFailed: The guest does not exist.
+            VerbFailed: The guest does not exist, or a share cannot be unmounted.
         """
         domain = power.find(libvirt, server)
         if domain.active or all(share.share_id in ids for share in self.of(server)):
@@ -109,7 +113,10 @@ class GuestShares:
     def keep(self, server: str, ids: Collection[str]) -> None:
         """Unmount all shares that are not in ``ids``, and remove them from the guest's record.
 
-        The caller then defines the guest anew with ``dress``.
+        The definition is not changed. The caller then defines the guest anew with ``dress``.
+
+        Raises:
+            VerbFailed: A share cannot be unmounted.
         """
         if any(share.share_id not in ids for share in self.of(server)):
             self._write_record(server, self._drop_others(server, ids))
@@ -124,7 +131,7 @@ class GuestShares:
         return [share for share in self.of(server) if share.share_id in ids]
 
     def dress(self, server: str, xml: str) -> str:
-        """Add the recorded shares to ``xml``, a new definition without shares. Return the XML."""
+        """Return ``xml``, a new definition of the guest, with the recorded shares added."""
         shares = self.of(server)
         if not shares:
             return xml
@@ -133,7 +140,7 @@ class GuestShares:
         )
 
     def mount(self, server: str, context: VerbContext) -> None:
-        """Mount the recorded shares of a guest, before the guest starts. Mounted shares stay.
+        """Mount the recorded shares of a guest that are not mounted yet, before the guest starts.
 
         Raises:
             VerbFailed: A share cannot be mounted.
@@ -153,13 +160,19 @@ class GuestShares:
                 ) from error
 
     def unmount(self, server: str) -> None:
-        """Unmount all shares of a guest that is off. The record is not changed."""
+        """Unmount all shares of a guest that is off, and remove the mount points.
+
+        The record is not changed. Mounted shares that the record does not list are unmounted too.
+
+        Raises:
+            VerbFailed: A share cannot be unmounted.
+        """
         for place in self._list_mount_points(server):
             self.mounts.unmount(place)
         self._remove_folder(server)
 
     def _list_mount_points(self, server: str) -> list[Path]:
-        """Return all mount points of the guest, including any that the record does not list."""
+        """Return the folders of all mount points of the guest, also folders not in the record."""
         with suppress(FileNotFoundError):
             return sorted(self.folder / server / name for name in os.listdir(self.folder / server))
         return []

@@ -27,12 +27,13 @@ from compute_agent.virt.libvirt.xml.domain_xml import Disk
 def copy(libvirt: Connection, server: str, own: Path, target: Path, context: VerbContext) -> None:
     """Copy the server's disk ``own`` to ``target``, replacing the result of an earlier attempt.
 
-    If the guest runs, its file systems are frozen at the start of the copy, if its agent can.
+    An earlier job of the domain is aborted first. The file systems of a running guest are frozen
+    while the copy begins, provided that an agent in the guest can freeze them.
 
     Raises:
-        VerbFailed: The server has no such disk, the copy failed, or the image requires a freeze of
-            the file systems, which failed.
-        Cancelled: The verb was cancelled. The copy is incomplete.
+        VerbFailed: The server has no domain or no such disk, an earlier job cannot be aborted, the
+            copy failed, or the image requires a freeze of the file systems, which failed.
+        Cancelled: The verb was cancelled. The copy is missing or incomplete.
     """
     guest = power.find(libvirt, server)
     jobs.abort(libvirt, server)
@@ -53,7 +54,7 @@ def copy(libvirt: Connection, server: str, own: Path, target: Path, context: Ver
 
 
 def own_disk(described: str, own: Path) -> tuple[str, Disk]:
-    """Return libvirt's name of the disk ``own``, and the disk with its backing file.
+    """Return libvirt's name of the disk ``own``, such as "vda", and the disk with its backing file.
 
     Args:
         described: The domain's XML.
@@ -72,7 +73,12 @@ def own_disk(described: str, own: Path) -> tuple[str, Disk]:
 
 
 def backup_xml(name: str, target: Path) -> str:
-    """Return the XML of a backup job that copies only this disk to a new file."""
+    """Return the XML of a backup job that copies only the disk ``name``, to a new qcow2 file.
+
+    Args:
+        name: libvirt's name of the disk, for example "vda".
+        target: Path of the new file.
+    """
     root = Element("domainbackup", mode="push")
     disk = SubElement(SubElement(root, "disks"), "disk", name=name, type="file")
     SubElement(disk, "target", file=str(target))

@@ -32,7 +32,10 @@ class VolumeVerbs(ABC):
 
     @abstractmethod
     def _retry(self, context: VerbContext, work: Callable[[], Answer]) -> Answer:
-        """Call ``work`` until libvirtd answers. See ``LibvirtDriver._retry``."""
+        """Call ``work`` until it does not raise NoAnswer, and return the result.
+
+        For the time limit and the exceptions see ``LibvirtDriver._retry``.
+        """
 
     def attach_volume(
         self, server: str, fence: int, volume: AttachedVolume, context: VerbContext

@@ -123,9 +123,10 @@ def host_model(domain_capabilities: str) -> GuestCpu | None:
 
 
 def find_values(domain_capabilities: str, device: str, property_name: str) -> set[str]:
-    """Return the emulator's values for a property of a device, for example ("disk", "bus").
+    """Return the values that the emulator supports for a property of a device.
 
-    Without domain capabilities the result is empty.
+    For example, device "disk" and property "bus" may give {"scsi", "virtio"}. Without domain
+    capabilities ("") the result is empty.
     """
     if not domain_capabilities:
         return set()
@@ -151,8 +152,8 @@ def memory_sources(domain_capabilities: str) -> set[str]:
 def supported_instances(capabilities: str, virt_type: str) -> list[list[str]]:
     """Return the kinds of guests that this host supports, sorted.
 
-    Each is [architecture, hypervisor, mode], for example ["x86_64", "kvm", "hvm"]. kvm is included
-    only if ``virt_type`` is kvm.
+    Each is [architecture, hypervisor, mode], for example ["x86_64", "kvm", "hvm"]. Hypervisors
+    other than kvm, qemu and test are left out, and kvm is left out unless ``virt_type`` is kvm.
     """
     supported_kinds = {kind for kind in KINDS if kind != "kvm" or virt_type == "kvm"}
     instances = set()
@@ -180,7 +181,7 @@ def guests_user(capabilities: str) -> tuple[int, int] | None:
 
 
 def numa_nodes(capabilities: str, cpus: CpuSets) -> list[NumaNode]:
-    """Return the host's NUMA nodes, with the CPUs, memory and pages of each.
+    """Return the host's NUMA nodes with CPUs, memory and pages, or [] if libvirt reports no nodes.
 
     Args:
         capabilities: libvirt's XML of the host's capabilities.
@@ -216,7 +217,11 @@ def _parse_numa_node(element: Element, cpus: CpuSets) -> NumaNode:
 
 
 def _list_siblings(groups: Iterable[str]) -> list[list[int]]:
-    """Return the groups of threads that share a core, without cores of one thread."""
+    """Return the threads of each core as a sorted list, without cores of one thread.
+
+    Args:
+        groups: libvirt's text for the core of each CPU, for example "0,4". Repetitions are ignored.
+    """
     cores = {frozenset(parse(group, "siblings")) for group in groups}
     return sorted(sorted(core) for core in cores if len(core) > 1)
 

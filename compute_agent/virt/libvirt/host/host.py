@@ -118,7 +118,9 @@ class HostOptions:
 
 
 def facts(libvirt: Connection, virt_type: str) -> HostCapabilities:
-    """Query libvirt for the capabilities of this host.
+    """Query libvirt for the capabilities of this host, look for virtiofsd, and return the results.
+
+    With ``virt_type`` "test" the result has no emulator's capabilities and no CPU features.
 
     Args:
         libvirt: Connection to libvirtd.
@@ -175,7 +177,11 @@ def has_virtiofsd(folders: tuple[Path, ...] = VHOST_USER_FOLDERS) -> bool:
 def inventory(
     facts: HostCapabilities, state_dir: Path, virt_type: str, about: HostOptions
 ) -> HostInventory:
-    """Return the host's inventory. Its disk size is that of the file system of ``state_dir``."""
+    """Return the host's inventory, from libvirt's ``facts`` and the operator's options ``about``.
+
+    The disk size is that of the file system of ``state_dir``. ``vcpus`` counts the shared CPUs,
+    ``pcpus`` the dedicated CPUs.
+    """
     disk = os.statvfs(state_dir)
     numa_nodes = capabilities.numa_nodes(facts.capabilities, about.cpus)
     shared, dedicated = about.cpus.split(range(facts.cpus))
@@ -204,7 +210,8 @@ def inventory(
 def close_to_others(instances: Path, host_capabilities: str) -> None:
     """Restrict the folder of the guests' folders to the agent and QEMU's group.
 
-    Without a group in libvirt's capabilities the folder is not changed. A failure is logged.
+    The group may enter the folder and may not list the content. If libvirt's capabilities do not
+    name the group, the folder is not changed. A failure is logged and not raised.
     """
     user = capabilities.guests_user(host_capabilities)
     if user is None:
@@ -221,12 +228,18 @@ def close_to_others(instances: Path, host_capabilities: str) -> None:
 
 
 def give_to_guest(libvirt: Connection, files: Iterable[Path]) -> None:
-    """Make QEMU's user the owner of these files, as libvirt does at the start of a guest.
+    """Give these files to QEMU's user and group, as libvirt does at the start of a guest.
 
-    If libvirt does not report the user, the files are not changed. A missing right is logged.
+    If libvirt does not report the user, the files are not changed. If the agent lacks the
+    permission for a file, this is logged and not raised.
 
     Why: after a migration over storage that libvirt does not know to be shared, the source's
     libvirt takes the files back.
+
+    Raises:
+        OSError: A file does not exist.
+        VerbFailed: libvirt refused the query.
+        NoAnswer: libvirtd does not answer.
     """
     user = capabilities.guests_user(
         libvirt.ask("describe its users", lambda connection: str(connection.getCapabilities()))
@@ -292,7 +305,7 @@ def traits(facts: HostCapabilities, has_threads: bool) -> list[str]:
 
     Args:
         facts: The host, as reported by libvirt.
-        has_threads: True if cores of the host have several threads.
+        has_threads: True if a core of the host has several threads.
     """
     names = {*COMMON, *VOLUMES, *of_processor(facts.cpu_features)}
     names |= {
@@ -318,7 +331,7 @@ def traits(facts: HostCapabilities, has_threads: bool) -> list[str]:
 
 
 def has_spice(facts: HostCapabilities) -> bool:
-    """Return True if this host's QEMU supports SPICE. Otherwise log an error with the remedy."""
+    """Return True if this host's QEMU supports SPICE, else log an error and return False."""
     if SPICE in capabilities.find_values(facts.domain_capabilities, "graphics", "type"):
         return True
     LOG.error(

@@ -54,12 +54,13 @@ MAX_OFFER_BYTES, LOOK_SECONDS = 4096, 1.0
 
 # --- at the source ---
 def offer(libvirt: Connection, folder: Path, server: str, fence: int, secret: str) -> JsonObject:
-    """Write the offer, which permits hosts with the secret to read the guest's files.
+    """Write the offer, which permits hosts with the secret to read the files in ``parts``.
 
-    An earlier offer is replaced.
+    An earlier offer is replaced. The offer is valid until ``withdraw``, or until a later command
+    raises the guest's fence above ``fence``.
 
     Returns:
-        ``{"bytes": size of the data without holes}``.
+        ``{"bytes": size of the offered files without holes}``.
 
     Raises:
         VerbFailed: The server is suspended or has no guest on this host.
@@ -75,18 +76,19 @@ def offer(libvirt: Connection, folder: Path, server: str, fence: int, secret: st
 
 
 def withdraw(folder: Path) -> None:
-    """Remove the offer, so that no host may read the files any more."""
+    """Remove the offer, if there is one. A transfer in progress fails at its next check."""
     (folder / OFFER).unlink(missing_ok=True)
 
 
 def parts(libvirt: Connection, folder: Path, server: str, secret: str) -> list[Part]:
     """Return the parts that a host with the secret may read.
 
-    Of an active guest these are the config drive and the backing file. A lost ephemeral disk or
-    backing file has the size 0. A lost root disk or config drive is left out.
+    Of a guest that is off these are the config drive, the root disk, its backing file and the
+    ephemeral disks. Of an active guest these are the config drive and the backing file. A lost
+    ephemeral disk or backing file has the size 0. A lost root disk or config drive is left out.
 
     Raises:
-        Forbidden: There is no valid offer under this secret.
+        Forbidden: There is no valid offer under this secret, or the guest does not exist.
     """
     return [
         _describe_part(name, path)
@@ -95,10 +97,9 @@ def parts(libvirt: Connection, folder: Path, server: str, secret: str) -> list[P
 
 
 def _describe_part(name: str, path: Path) -> Part:
-    """Return name and size of a part. A missing file has size 0.
+    """Return a part with its size and bytes of data. Both are 0 if the file is missing.
 
-    A missing backing file is offered, because the destination may have a backing file of this name
-    in its cache.
+    Why: the destination may have a missing backing file in its cache, and finds the name here.
     """
     return (
         Part(name, path.stat().st_size, sparse.data_bytes(path))
@@ -110,13 +111,15 @@ def _describe_part(name: str, path: Path) -> Part:
 def read_part(
     libvirt: Connection, folder: Path, server: str, secret: str, name: str
 ) -> Iterator[tuple[int, bytes]]:
-    """Yield (offset, data) of a part, and check repeatedly that the offer is still valid.
+    """Yield (offset, data) of a part, without holes.
 
-    The reader may use the data only if the iteration ends without an exception.
+    The offer is checked before the first piece, repeatedly, and after the last piece. The reader
+    may use the data only if the iteration ends without an exception.
 
     Raises:
         NotFound: There is no part of this name.
-        Forbidden: There is no valid offer under this secret, or the guest was started meanwhile.
+        Forbidden: There is no valid offer under this secret, the guest was started while a disk was
+            read, or the file was lost meanwhile.
         OSError: The part cannot be read, or has the size 0 in ``parts`` because the file is lost.
     """
     path = _list_offered(libvirt, folder, server, secret).get(name)
@@ -141,7 +144,7 @@ def _check_offer(libvirt: Connection, folder: Path, server: str, secret: str, na
 
 
 def _list_offered(libvirt: Connection, folder: Path, server: str, secret: str) -> dict[str, Path]:
-    """Return the offered parts by name. For an active guest, only files that do not change.
+    """Return the paths of the offered parts by name. Disks of an active guest are left out.
 
     Raises:
         Forbidden: There is no offer, the secret is wrong, the guest does not exist, or a later
@@ -211,10 +214,11 @@ def prepare(
     """Check the free space and fetch the backing file of the root disk into the image cache.
 
     With ``peer`` None the storage is shared and the files are here. Then the root disk is verified
-    instead.
+    instead. A server that boots from a volume has no root disk.
 
     Raises:
         VerbFailed: There is not enough space, or a file is missing or damaged.
+        Unavailable: The source or the image service does not answer.
         Cancelled: The verb was cancelled.
     """
     if peer is None:
@@ -235,17 +239,20 @@ def receive(
     context: VerbContext,
     local: LocalDisks,
 ) -> JsonObject:
-    """Copy the server's files from the source and grow the root disk to the flavor's size.
+    """Copy the server's files from the source, and grow the disks to the sizes of ``spec``.
 
-    A swap disk is not copied but made anew. With ``peer`` None the storage is shared and the files
-    are here. Then nothing is copied, and the disks get the sizes of ``spec``.
+    Swap, and ephemeral disks that the source does not offer, are made anew. With ``peer`` None the
+    storage is shared and the files are here. Then nothing is copied, and the disks get the sizes of
+    ``spec``.
 
     Returns:
         ``{"bytes": number of bytes transferred}``.
 
     Raises:
-        VerbFailed: There is not enough space, or a file is missing or damaged.
-        Cancelled: The verb was cancelled before any file got its final name.
+        VerbFailed: There is not enough space, a file is missing or damaged, or a disk cannot be
+            made or grown.
+        Unavailable: The source or the image service does not answer.
+        Cancelled: The verb was cancelled. No disk of the server was replaced or grown.
     """
     if peer is None:
         if (shared_disk := root_disk(folder, spec)) is not None:
@@ -290,12 +297,15 @@ def receive(
 def _prepare_extra_disks(
     folder: Path, spec: GuestSpec, copy: Copy, local: LocalDisks
 ) -> list[Disk]:
-    """Prepare the disks other than the root disk, under temporary names.
+    """Prepare the disks other than the root disk under temporary names, and return them.
 
-    Ephemeral disks that the source offers are copied. The others, and swap, are made anew.
+    Ephemeral disks that the source offers are copied, and grown to the sizes of ``spec``. The
+    others, and swap, are made anew. The caller renames the disks with ``disks.adopt``.
 
     Raises:
-        VerbFailed: The source has lost an ephemeral disk, or a disk cannot be made.
+        VerbFailed: The source has lost an ephemeral disk, or a disk cannot be copied or made.
+        Unavailable: The connection to the source is lost.
+        Cancelled: The verb was cancelled.
     """
     copied_specs = [
         disk_spec
@@ -325,10 +335,16 @@ def fetch_base(
 ) -> CachedImage | None:
     """Return the backing file of the server's root disk from the image cache.
 
-    The result is None if the root disk has no backing file. A missing file is fetched first.
+    The result is None if the source offers no backing file. A missing file is fetched into the
+    cache first.
 
     The content comes from the cache, else from the image service if the server's image has the same
     content, else from the source. In every case the content is verified like an image.
+
+    Raises:
+        VerbFailed: The file cannot be fetched, is not valid, or exceeds the flavor's root disk.
+        Unavailable: The source or the image service does not answer.
+        Cancelled: The verb was cancelled.
     """
     base = copy.base
     if base is None:
@@ -388,7 +404,10 @@ class Copy:
 
     @property
     def base(self) -> tuple[str, ImageRef] | None:
-        """Name and content of the backing file that the source offers, or None without one."""
+        """The backing file that the source offers: name, and format and checksum from the name.
+
+        None if the source offers no backing file.
+        """
         for name in self._list_offered:
             if content := backing_files.image_of(name):
                 return name, content
@@ -407,13 +426,14 @@ class Copy:
         return self._describe_part(name).size > 0
 
     def fetch(self, name: str, path: Path) -> None:
-        """Write a part to a file, with holes, and read the file back.
+        """Receive a part into the file ``path``, with holes, and verify the file by reading it.
 
-        Why: the source may remove the original afterwards, so this host must be able to read every
-        byte.
+        An existing file is replaced. Why the verification: the source may remove the original
+        afterwards, so this host must be able to read every byte.
 
         Raises:
             VerbFailed: The source does not offer the part, or the file cannot be written or read.
+            Unavailable: The connection to the source is lost.
             Cancelled: The verb was cancelled.
         """
         size = self._describe_part(name).size
@@ -439,7 +459,12 @@ class Copy:
             ) from error
 
     def whole(self, name: str) -> Iterator[bytes]:
-        """Yield all bytes of a part from the source, with zeros for the holes."""
+        """Yield all bytes of a part from the source, with zeros for the holes.
+
+        Raises:
+            VerbFailed: The source does not offer the part.
+            Unavailable: The connection to the source is lost.
+        """
         for data in sparse.fill_holes(self._describe_part(name).size, self._peer.read(name)):
             self.travelled += len(data)
             yield data

@@ -67,15 +67,17 @@ def prepare(
     """Check that the guest can come here, and prepare what the migration does not transfer.
 
     With ``shared`` the disks on the shared storage are verified. Otherwise empty disks are made,
-    and the backing file and the config drive are fetched. The guest's volumes are connected. For
-    the arguments see ``Driver.prepare_incoming``.
+    and the backing file and the config drive are fetched. A definition of the guest from an earlier
+    time on this host is removed. The guest's volumes are connected. For the arguments see
+    ``Driver.prepare_incoming``.
 
     Returns:
         The facts about this host that ``live_migrate`` at the source needs.
 
     Raises:
-        VerbFailed: The guest cannot come here.
-        Unavailable: This host may not start guests now.
+        VerbFailed: The guest cannot come here, or the preparation failed.
+        Unavailable: This host may not start guests now, or the source or the image service does not
+            answer.
         Cancelled: The verb was cancelled.
     """
     home = guests.home(spec)
@@ -115,7 +117,20 @@ def build_arrival(
     source: str,
     shared: bool,
 ) -> Arrival:
-    """Return the record that permits the prepared guest to come from the host at ``source``."""
+    """Return the record that permits the prepared guest to come from the host at ``source``.
+
+    The caller stores the record with ``Incoming.expect``.
+
+    Args:
+        guests: The guests of this host.
+        options: This host's options for migrations.
+        spec: The guest as it will be on this host.
+        source: Address of the source, as in the source's certificate.
+        shared: True if the hosts share storage.
+
+    Raises:
+        VerbFailed: The prepared root disk is missing, or the guest cannot be defined.
+    """
     home = guests.home(spec)
     return Arrival(
         spec.server,
@@ -140,7 +155,8 @@ def describe_at_destination(
         domain: State of the running domain.
 
     Raises:
-        VerbFailed: The destination uses another hypervisor type, for example qemu instead of kvm.
+        VerbFailed: The destination uses another hypervisor type, for example qemu instead of kvm,
+            or ``spec`` has hardware that is not supported.
     """
     kind = running_domain.virt_type(running)
     if kind != to["virt_type"]:
@@ -192,13 +208,14 @@ def finish(
 ) -> GuestDomain:
     """Complete the arrival: resume a guest that ran before, and define the domain by ``spec``.
 
-    A guest that is still arriving is awaited for ``SETTLE_SECONDS``, and then removed from here.
+    The definition has the volumes of this host's record. A guest that is still arriving is awaited
+    for ``SETTLE_SECONDS``, and then removed from here.
 
     Returns:
         The guest's domain.
 
     Raises:
-        VerbFailed: The guest did not arrive. The source has the guest.
+        VerbFailed: The guest did not arrive, or cannot be resumed or defined.
         Unavailable: This host may not start guests now, and the guest must be resumed.
         Cancelled: The verb was cancelled while the arrival was awaited.
     """
@@ -248,7 +265,8 @@ def _check_arrival(
 ) -> None:
     """Raise VerbFailed if it is already known that the migration cannot succeed.
 
-    A guest with a lower fence that is still arriving, from an earlier attempt, is removed first.
+    A guest with a lower fence that is still arriving, from an earlier attempt, is removed from this
+    host before the check whether the guest is active here.
     """
     if not options.port:
         raise VerbFailed(
@@ -290,8 +308,12 @@ def lacks(libvirt: Connection, cpu: JsonObject) -> list[str]:
     Args:
         libvirt: Connection to this host's libvirtd.
         cpu: ``cpu_info`` of the source, with the features and the model that the guest may use.
-            Features of the model that this host's libvirt does not know are left out. {} requires
+            A feature of the model counts only if this host's libvirt knows the feature. {} requires
             no features.
+
+    Raises:
+        VerbFailed: libvirt refused a query.
+        NoAnswer: libvirtd does not answer.
     """
     if not cpu:
         return []
@@ -304,7 +326,12 @@ def lacks(libvirt: Connection, cpu: JsonObject) -> list[str]:
 
 
 def _list_features(libvirt: Connection, cpu: JsonObject) -> set[str]:
-    """Return the listed features of a CPU, and the features that libvirt gives for its model."""
+    """Return the features in ``cpu``, and all features of its model by this host's libvirt.
+
+    Args:
+        libvirt: Connection to this host's libvirtd.
+        cpu: A result of ``cpu_info``.
+    """
     named = set(cpu.get("features", ()))
     if not cpu.get("model"):
         return named
@@ -327,10 +354,15 @@ def _prepare_files(
     read_image: ImageReader,
     context: VerbContext,
 ) -> None:
-    """Fetch the backing file and the config drive, and make empty disks of the right sizes.
+    """Fetch the backing file and the config drive, and make empty disks of the sizes in ``spec``.
 
     Disks of an earlier attempt are replaced, because the migration writes only blocks that the
     guest has written.
+
+    Raises:
+        VerbFailed: There is not enough space, or a file cannot be fetched or made.
+        Unavailable: The source or the image service does not answer.
+        Cancelled: The verb was cancelled.
     """
     disks.require_space(folder, local_disks.room(spec))
     open_folder(folder)

@@ -109,7 +109,8 @@ class MigrationOptions:
     def plain_text_to(self, to: JsonObject) -> str:
         """Return why a transfer to this destination must be refused as plain text, or "".
 
-        A transfer is permitted if encrypted, if ``plain_text`` is set, or within one machine.
+        The transfer is permitted if libvirt's connection and QEMU's transfer are encrypted, if
+        ``plain_text`` is True, or within one machine. Then the result is "".
 
         Args:
             to: The result of ``prepare_incoming`` at the destination.
@@ -130,9 +131,10 @@ class MigrationOptions:
 
     @property
     def facts(self) -> dict[str, str]:
-        """The facts about this host that other hosts need for live migrations to this host.
+        """The URI of this host's proxy and the address for the transfer, for other hosts.
 
-        Both values are "" if this host accepts no live migrations.
+        The keys are ``uri`` and ``address``. Both values are "" if this host accepts no live
+        migrations.
         """
         uri = f"{TLS if self.tls else PLAIN}://{in_url(self.address)}:{self.port}/system"
         return {"uri": uri if self.port else "", "address": self.address if self.port else ""}
@@ -140,7 +142,10 @@ class MigrationOptions:
     def uri(self, to: JsonObject) -> str:
         """Return the URI by which this host's libvirtd calls the destination's.
 
-        Only host, port and encryption come from the destination.
+        Only host, port and encryption come from the destination, from its facts ``to``.
+
+        Raises:
+            VerbFailed: The destination reports no valid address.
         """
         way = Way.of(to)
         return f"{TLS if way.encrypted else PLAIN}://{in_url(way.host)}:{way.port}/system" + (
@@ -163,7 +168,8 @@ class Way:
         Only scheme, host and port are used, because a URI of libvirt can name programs to run.
 
         Raises:
-            VerbFailed: The URI is missing, has no plain host name, or has an unknown scheme.
+            VerbFailed: The URI is missing, has no plain host name, an unknown scheme, or an invalid
+                port.
         """
         try:
             parts = urlsplit(to["uri"])
@@ -185,9 +191,12 @@ class Way:
 
 
 def lay_proof(folder: Path, tls: Tls) -> str:
-    """Make links to the files of ``tls`` in a folder, under libvirt's names. Return the folder.
+    """Make symbolic links to the files of ``tls`` in ``folder``, under libvirt's names.
 
-    The links are replaced atomically. libvirtd uses new files at the next connection.
+    Each existing link is replaced atomically. libvirtd uses new files at the next connection.
+
+    Returns:
+        The path of the folder.
     """
     folder.mkdir(mode=0o711, exist_ok=True)
     for name, kind in PROOF.items():
@@ -213,8 +222,9 @@ def migrate(
 ) -> JsonObject:
     """Migrate the guest to the destination, with its disks unless storage is ``shared``.
 
-    A migration that an earlier agent began under this fence is joined. If the guest is not on this
-    host any more, the result counts as success.
+    Volumes are not copied. A migration that an earlier agent began under this fence is joined. A
+    migration under another fence is aborted first. If the guest is not on this host any more, the
+    migration counts as successful.
 
     Returns:
         ``{"bytes": transferred, "job_seconds": duration}``.
@@ -222,7 +232,7 @@ def migrate(
     Raises:
         VerbFailed: The guest is here, as before.
         MigrationAborted: As VerbFailed, after an abort by request.
-        NoAnswer: Which host has the guest is unknown.
+        NoAnswer: It is unknown which host has the guest, or a post-copy migration broke.
         Unavailable: This host has no lease, so no migration was begun.
         Cancelled: The verb was cancelled. The abort may still be in progress.
     """
@@ -259,23 +269,23 @@ class _Migration:
         self._is_forced = False
 
     def job(self) -> JobStats:
-        """Return libvirt's statistics of the running migration job, or {} without one."""
+        """Return libvirt's statistics of the guest's outgoing migration, or {} if none runs."""
         stats = jobs.stats_of(self._libvirt, self._server)
         return stats if stats.get("operation") == JOB_OPERATION_MIGRATION_OUT else {}
 
     def await_earlier(self) -> GuestDomain | None:
-        """Abort an earlier migration of the guest and wait for its end.
+        """Abort an earlier migration of the guest, if one still runs, and wait for its end.
 
-        An earlier migration has another fence. Its command was cancelled, and the migration may
-        still run.
+        The command of an earlier migration had another fence and was cancelled.
 
         Returns:
-            The guest, or None if an earlier migration has succeeded.
+            The guest, or None if the guest is not on this host any more, because the earlier
+            migration has succeeded.
 
         Raises:
-            VerbFailed: The earlier migration does not end.
-            Cancelled: The verb was cancelled.
-            MigrationAborted: A user aborted the new migration.
+            VerbFailed: The earlier migration does not end within ``EARLIER_MIGRATION_SECONDS``.
+            Cancelled: The verb was cancelled during the wait.
+            MigrationAborted: A user aborted the new migration during the wait.
         """
         deadline = time.monotonic() + EARLIER_MIGRATION_SECONDS
         while stats := self.job():
@@ -292,9 +302,13 @@ class _Migration:
         return self._libvirt.find(self._server)
 
     def check(self, guest: GuestDomain) -> None:
-        """Raise VerbFailed if the migration cannot begin.
+        """Check that the migration can begin.
 
-        Raise Cancelled or MigrationAborted if the user or the conductor stopped the verb meanwhile.
+        Raises:
+            VerbFailed: The guest is off, or the destination or this host does not permit the
+                migration.
+            Cancelled: The verb was cancelled.
+            MigrationAborted: A user aborted the migration.
         """
         if not guest.active:
             raise VerbFailed(
@@ -316,10 +330,19 @@ class _Migration:
     def begin(self, guest: GuestDomain, describe: Describe) -> None:
         """Start the migration and follow the job to the end.
 
+        If no exception is raised, the caller finds out with ``conclude`` which host has the guest.
+
+        Args:
+            guest: State of the guest before the migration.
+            describe: Returns the domain XML for the destination.
+
         Raises:
             VerbFailed: The migration failed, and the guest is here as before.
             NoBridge: As VerbFailed, because a bridge is missing at the destination.
-            Cancelled: The verb was cancelled, and the abort is still in progress.
+            MigrationAborted: As VerbFailed, because a user aborted the migration.
+            Cancelled: The verb was cancelled. The abort may still be in progress.
+            Unavailable: This host has no lease, so no migration was begun.
+            NoAnswer: libvirtd does not answer, or a post-copy migration broke.
         """
         self._context.require_lease()
         self._libvirt.mark(
@@ -371,10 +394,13 @@ class _Migration:
             raise call.error
 
     def follow(self, call: jobs.BackgroundCall | None) -> None:
-        """Report progress and apply controls until the migration is over.
+        """Report progress and apply the user's controls and the timeout until the job has ended.
 
         Args:
             call: The call that began the migration, or None to follow a job of an earlier agent.
+
+        Raises:
+            Cancelled: The verb was cancelled, and the abort is still in progress.
         """
         while call.lasts(LOOK_SECONDS) if call else self.job():
             if self._context.cancelled():
@@ -399,7 +425,8 @@ class _Migration:
         Raises:
             VerbFailed: The guest is here. After an abort, the reason of the abort is raised
                 instead, for example MigrationAborted or Cancelled.
-            NoAnswer: The state does not show which host has the guest.
+            NoAnswer: The destination does not answer which host has the guest, or a post-copy
+                migration broke.
         """
         domain, deadline = self._libvirt.find(self._server), time.monotonic() + VANISH_SECONDS
         while domain is not None and not domain.active and time.monotonic() < deadline:
@@ -422,9 +449,10 @@ class _Migration:
         self._libvirt.undefine(self._server)
 
     def totals(self) -> JsonObject:
-        """Report the final statistics, and return the bytes transferred and the duration.
+        """Report the final statistics, and return bytes and duration in the format of ``migrate``.
 
-        If libvirt does not report the end, the last statistics during the migration count.
+        If libvirt did not report the end, the last statistics during the migration count. Without
+        any statistics the values are 0.
         """
         stats = self._libvirt.take_ended_job(self._server) or self._stats
         if stats:
@@ -435,7 +463,7 @@ class _Migration:
         }
 
     def _raise_if_stopped(self) -> None:
-        """Raise Cancelled or MigrationAborted on request."""
+        """Raise Cancelled if the verb was cancelled, or MigrationAborted after a user's abort."""
         if self._context.cancelled():
             raise Cancelled
         if self._context.requested_control() is Control.ABORT:
@@ -454,9 +482,10 @@ class _Migration:
         )
 
     def _enforce_timeout(self) -> None:
-        """Abort or force the migration after a time that grows with the guest's size.
+        """Abort or force the migration, as configured, if it lasts too long for the guest's size.
 
-        libvirt counts the time, so that a restart of the agent does not change the limit.
+        Without a configured timeout nothing happens. libvirt counts the time, so that a restart of
+        the agent does not change the limit.
         """
         size = self._spec.flavor.memory_mb / 1024 + (0 if self._shared else self._spec.local_gb)
         max_seconds = self._options.completion_timeout * max(MIN_COUNTED_GIBIBYTES, size)
@@ -473,10 +502,11 @@ class _Migration:
             )
 
     def _abort(self, reason: Exception) -> None:
-        """Request the abort of the job, and keep the reason for the exception at the end.
+        """Request the abort of the job. Do not wait.
 
-        Called at each poll, because libvirt ignores requests in some phases. The first reason
-        counts.
+        ``reason`` is the exception to raise when the job has ended. The reason of the first call
+        counts. Called at each poll, because libvirt ignores requests in some phases. If the job
+        still runs after ``ABORT_SECONDS``, log an error.
         """
         if self._abort_reason is None:
             self._abort_reason, self._aborted_at = reason, time.monotonic()
@@ -493,14 +523,16 @@ class _Migration:
         """Abort the job of a cancelled verb, in a thread. ``call`` is as in ``follow``.
 
         If the thread ends within ``CANCEL_SECONDS``, return, and the caller concludes. Otherwise
-        raise Cancelled, and the thread continues to abort the job and then resumes the guest.
+        raise Cancelled. The thread then continues to abort the job, and resumes a guest that ran
+        before and belongs to this host. The thread stops after ``ABORT_SECONDS``, or if a later
+        command has changed the domain.
         """
         self._abort_reason, now = Cancelled(), time.monotonic()
         stop_at, give_up_at = now + CANCEL_SECONDS, now + ABORT_SECONDS
         domain_before = self._libvirt.find(self._server)
 
         def is_ours(domain: GuestDomain | None) -> TypeGuard[GuestDomain]:
-            """Return True if no later command has changed the domain."""
+            """Return True if the domain exists and no later command has changed its marks."""
             return (
                 domain is not None
                 and domain_before is not None
@@ -535,8 +567,8 @@ class _Migration:
                 destination.
 
         Returns:
-            True if nothing more is to do. False if the destination does not answer which host has
-            the guest. Then the caller tries again.
+            True if nothing more is to do. False if the destination does not answer, or still waits
+            for the guest. Then the caller tries again.
         """
         if domain.power_state != PAUSED or not domain.marks.resumes or domain.postcopy_failed:
             return True
@@ -554,8 +586,8 @@ class _Migration:
         """Make the migration complete. After the first success, further calls have no effect.
 
         With post-copy the guest continues at the destination before all memory has arrived.
-        Otherwise the guest is paused, so that no memory changes any more, and libvirt resumes the
-        guest at the destination.
+        Without post-copy, or if libvirt refuses it, the guest is paused, so that no memory changes
+        any more. libvirt resumes the guest at the destination.
         """
         if self._is_forced:
             return
@@ -595,6 +627,7 @@ class _Migration:
 
         Raises:
             NoAnswer: The destination does not answer, or still waits for the guest.
+            VerbFailed: The facts of the destination contain no valid address.
         """
         way = Way.of(self._to)
         return has_arrived(

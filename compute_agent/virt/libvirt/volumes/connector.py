@@ -44,10 +44,14 @@ class Secrets(Protocol):
         """
 
     def drop(self, key: str) -> None:
-        """Remove the secret, if there is one."""
+        """Remove the secret with the UUID ``key``, if there is one."""
 
     def read(self, key: str) -> bytes:
-        """Return the value of a secret that the operator has defined, or raise VerbFailed."""
+        """Return the value of the secret with the UUID ``key``, which the operator has defined.
+
+        Raises:
+            VerbFailed: The secret does not exist or cannot be read.
+        """
 
 
 class Connector(Protocol):
@@ -58,21 +62,35 @@ class Connector(Protocol):
     """
 
     def source(self, volume: AttachedVolume, link: VolumeLink) -> VolumeSource:
-        """Return where QEMU finds the volume. The volume is not accessed.
+        """Return where QEMU finds the volume. The volume is neither connected nor read.
+
+        Args:
+            volume: The volume.
+            link: Protocol and parameters of the volume's connection, from ``virt.volumes.link``.
 
         Raises:
             VerbFailed: The connection data is not valid or not permitted on this host.
         """
 
     def connect(self, volume: AttachedVolume, link: VolumeLink, secrets: Secrets) -> Found:
-        """Connect the volume to this host, and read its size and serial. Repeatable.
+        """Connect the volume to this host, and return its size and serial. Repeatable.
+
+        Args:
+            volume: The volume.
+            link: As for ``source``.
+            secrets: Stores the password of the volume for QEMU.
 
         Raises:
-            VerbFailed: The volume is not available.
+            VerbFailed: The volume is not available, or ``source`` fails.
         """
 
     def disconnect(self, volume: AttachedVolume, link: VolumeLink, secrets: Secrets) -> None:
         """Disconnect the volume, which no guest of this host uses any more. Repeatable.
+
+        Args:
+            volume: The volume.
+            link: As for ``source``.
+            secrets: The store that ``connect`` used.
 
         Raises:
             VerbFailed: The volume stays connected.

@@ -169,10 +169,10 @@ class Connectors:
     def source(self, volume: AttachedVolume) -> VolumeSource:
         """Return where QEMU finds the volume, with QoS limits and block sizes.
 
-        The volume is not accessed.
+        The volume is neither connected nor read.
 
         Raises:
-            VerbFailed: This host does not support the volume's connection or QoS.
+            VerbFailed: This host cannot use the volume's connection, QoS or block sizes.
         """
         link = volumes.link(volume, self.table)
         place = self.table[link.protocol].source(volume, link)
@@ -183,10 +183,11 @@ class Connectors:
         )
 
     def connect(self, volume: AttachedVolume) -> Found:
-        """Connect the volume and check the size. Repeatable.
+        """Connect the volume, check the size, and return size and serial. Repeatable.
 
         Raises:
-            VerbFailed: The volume is not available, or is smaller than recorded in the API.
+            VerbFailed: The volume is not available, or is smaller than ``volume.size_gb``. A volume
+                that is too small may stay connected.
         """
         link = volumes.link(volume, self.table)
         device = self.table[link.protocol].connect(volume, link, self.secrets)
@@ -201,7 +202,7 @@ class Connectors:
     def disconnect(self, volume: AttachedVolume) -> None:
         """Disconnect the volume, which no guest of this host uses any more.
 
-        A protocol that this host does not support is ignored.
+        If this host does not support the volume's protocol, nothing happens.
 
         Raises:
             VerbFailed: The volume stays connected.
@@ -237,8 +238,10 @@ def of_host(
 ) -> Connectors:
     """Return this host's connectors for NBD and the permitted protocols.
 
-    For protocols of the host other than NFS, ``kilonova-volumes`` reports connector properties in
-    addition to ``about``. If this fails, a warning is logged and they are left out.
+    The result also has the connector properties ``about``. If QEMU speaks iSCSI and ``about`` has
+    no iSCSI name, ``initiator_of`` makes the name. If ``allowed.by_host`` has a protocol other than
+    NFS, ``kilonova-volumes`` reports further properties. If this fails, a warning is logged and
+    these properties are left out.
 
     Args:
         allowed: The protocols that the operator permits.

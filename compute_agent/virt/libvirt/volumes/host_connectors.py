@@ -139,10 +139,11 @@ def check_chain(path: Path, volume_id: str) -> int:
     """Check the backing chain of a qcow2 volume, and return the virtual size in bytes.
 
     Every backing file must be in the same folder, with the volume's id in the name. The header
-    above must record the format.
+    that names a backing file must record its format, raw or qcow2.
 
     Raises:
-        ValueError: A header is malformed, or names a file that does not fit these rules.
+        ValueError: A header is malformed or names a file that does not fit these rules, a file is
+            not regular, or the chain has a loop or more than ``MOST_FILES`` files.
         OSError: A file cannot be read.
     """
     size, names = 0, set[str]()
@@ -173,7 +174,12 @@ def check_chain(path: Path, volume_id: str) -> int:
 
 
 def describe_by_helper(helper: VolumeHelper, properties: JsonObject, multipath: bool) -> JsonObject:
-    """Return ``properties`` with the connector properties that os-brick reports for this host.
+    """Return ``properties``, updated with the properties that os-brick reports for this host.
+
+    Args:
+        helper: Client of ``kilonova-volumes``, which calls os-brick.
+        properties: Connector properties, with at least "host" and "ip".
+        multipath: True to report multipath support.
 
     Raises:
         NotDone: The helper failed.

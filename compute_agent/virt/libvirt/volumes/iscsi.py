@@ -73,12 +73,12 @@ class Unit:
 
 
 def look_at(target: UnitAddress) -> Unit:
-    """Log in, read size and serial of the unit, and log out.
+    """Log in, read size and serial of the unit, log out, and return size and serial.
 
-    Redirections of the target are followed.
+    At most ``MAX_REDIRECTIONS`` redirections by the target are followed.
 
     Raises:
-        UnitRefused: The target refuses the login or a command.
+        UnitRefused: The target refuses the login or a command, or redirects too often.
         OSError, ValueError: The target is unreachable or does not speak iSCSI.
     """
     host, port = target.host, target.port
@@ -95,7 +95,9 @@ def look_at(target: UnitAddress) -> Unit:
 
 
 def address(portal: str) -> tuple[str, int]:
-    """Return host and port of a portal. The default port is 3260.
+    """Return host and port of a portal, for example "10.0.0.5:3260,1". The default port is 3260.
+
+    IPv6 addresses are in brackets. The text after a comma, the portal group, is ignored.
 
     Raises:
         ValueError: The text is not a portal.
@@ -121,7 +123,12 @@ class _Session:
 
     # --- login ---
     def log_in(self) -> str:
-        """Log in. Return the portal to use instead, or "" if the login succeeded."""
+        """Log in, and return "". If the target redirects this host, return the other portal.
+
+        Raises:
+            UnitRefused: The target refuses the login, or the login takes too many steps.
+            ValueError: The target does not speak iSCSI.
+        """
         target = self._target
         credentials = {
             "InitiatorName": target.initiator,
@@ -218,13 +225,13 @@ class _Session:
 
     # --- questions ---
     def size(self) -> int:
-        """Return the unit's size in bytes."""
+        """Return the unit's size in bytes, or raise UnitRefused if the unit reports an error."""
         data = self._send_command(struct.pack(">BB8xIBB", 0x9E, 0x10, 32, 0, 0), 32)
         last_block, block_bytes = struct.unpack(">QI", data[:12])
         return int((last_block + 1) * block_bytes)
 
     def serial(self) -> str:
-        """Return the unit's world-wide name, or "" if the unit reports none."""
+        """Return the unit's ``world_wide_name``, or "" if the unit refuses to report names."""
         try:
             page = self._send_command(struct.pack(">BBBHB", 0x12, 1, NAMES_PAGE, 1024, 0), 1024)
         except UnitRefused:
@@ -234,7 +241,8 @@ class _Session:
     def _send_command(self, command: bytes, max_bytes: int) -> bytes:
         """Send a command and return the unit's data.
 
-        A unit that was reset reports this first. Then the command is sent again.
+        A unit that was reset reports this first. Then the command is sent again, up to ``ATTEMPTS``
+        times in total.
 
         Raises:
             UnitRefused: The unit answers with an error.
@@ -317,7 +325,11 @@ _REFUSALS = {
 
 
 def _encode_lun(number: int) -> int:
-    """Return the first two bytes of the unit's address, by the SCSI Architecture Model."""
+    """Return the first two bytes of the unit's address, by the SCSI Architecture Model.
+
+    Raises:
+        ValueError: The number is negative, or not below ``LONGEST_LUN``.
+    """
     if not 0 <= number < LONGEST_LUN:
         raise ValueError(f"{number} is not a valid number of a unit")
     return number if number < 256 else FLAT | number
@@ -333,17 +345,23 @@ def _parse_challenge(text: str) -> bytes:
 
 
 def _read_sense_key(data: bytes) -> int:
-    """Return the sense key from SCSI sense data after a length of two bytes. Too short data: 0."""
+    """Return the sense key of SCSI sense data, or 0 if the data is too short.
+
+    ``data`` begins with the length of the sense data in two bytes.
+    """
     if len(data) < 5:
         return 0
     return (data[3] if data[2] & 0x7E == 0x72 else data[4]) & 0xF
 
 
 def world_wide_name(names: bytes) -> str:
-    """Return the globally unique name among the unit's names (page 0x83), or "" without one.
+    """Return the unit's first NAA name, else the EUI-64 name, as hexadecimal text, or "".
 
-    A name that the target assigned locally does not count, because another unit may get that name
-    after the target's restart.
+    A locally assigned NAA name does not count, because another unit may get that name after the
+    target's restart.
+
+    Args:
+        names: The list of names in page 0x83 of the unit.
     """
     names_by_kind: dict[int, str] = {}
     while len(names) >= 4:

@@ -63,7 +63,9 @@ class IscsiConnector:
                 retryable=True,
             ) from problem
         except (OSError, ValueError) as problem:
-            raise not_there(volume, f"{target.host}:{target.port}: {problem}") from problem
+            raise not_there(
+                volume, f"iSCSI portal {target.host}:{target.port}: {problem}"
+            ) from problem
         if target.user:
             # The secret is lost when libvirtd ends, and stored again before each start of the
             # guest.
@@ -78,7 +80,9 @@ class IscsiConnector:
         name, lun = str(data.get("target_iqn") or ""), data.get("target_lun")
         user, password = (str(data.get(f"auth_{part}") or "") for part in ("username", "password"))
         if data.get("auth_method") not in (None, "", "None", "CHAP"):
-            raise volumes.unreadable(volume.volume_id, f"auth_method {data['auth_method']!s:.40}")
+            raise volumes.unreadable(
+                volume.volume_id, f"auth_method {data['auth_method']!s:.40} is not CHAP"
+            )
         try:
             host, port = iscsi.address(str(data.get("target_portal") or ""))
         except ValueError as problem:
@@ -146,4 +150,4 @@ class RbdConnector:
             raise not_there(volume, str(problem)) from problem
 
     def disconnect(self, volume: AttachedVolume, link: VolumeLink, secrets: Secrets) -> None:
-        """Do nothing: only QEMU had opened the volume, and the secret belongs to the operator."""
+        """Return at once: only QEMU had the volume open, and the secret belongs to the operator."""

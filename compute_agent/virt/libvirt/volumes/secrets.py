@@ -25,7 +25,7 @@ class LibvirtSecrets:
         self._libvirt = libvirt
 
     def keep(self, key: str, kind: str, value: str) -> None:
-        """Define the secret with the UUID ``key``, or replace the value."""
+        """Define the secret with the UUID ``key`` until libvirtd ends, or replace the value."""
         root = Element("secret", ephemeral="yes", private="yes")
         SubElement(root, "uuid").text = key
         usage = SubElement(root, "usage", type=kind)
@@ -37,15 +37,15 @@ class LibvirtSecrets:
         )
 
     def drop(self, key: str) -> None:
-        """Remove the secret, if there is one."""
+        """Remove the secret with the UUID ``key``, if there is one."""
         for secret in self._find(key):
             self._libvirt.ask("remove a secret", functools.partial(_undefine, secret))
 
     def read(self, key: str) -> bytes:
-        """Return the value of a secret that the operator has defined.
+        """Return the value of the secret with the UUID ``key``, which the operator has defined.
 
         Raises:
-            VerbFailed: The secret does not exist.
+            VerbFailed: The secret does not exist, or libvirt does not return the value.
         """
         secrets = self._find(key)
         if not secrets:

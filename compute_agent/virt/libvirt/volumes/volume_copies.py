@@ -55,10 +55,14 @@ class VolumeCopies:
         Source and copy then stay identical while the guest is active. If the guest uses the new
         place already, only the fence is recorded.
 
+        Returns:
+            The state of the domain.
+
         Raises:
-            VerbFailed: The guest is off or suspended or lacks the volume, the sizes differ, or the
-                copy failed. A copy that failed is dropped. The guest is as before.
-            Cancelled: The verb was cancelled. The copy is dropped, and the guest is as before.
+            VerbFailed: The guest does not exist, is off or suspended, or lacks the volume, the
+                sizes differ, or the copy failed. Or a failed or cancelled copy could not be
+                dropped. The guest keeps the present place.
+            Cancelled: The verb was cancelled, and the copy was dropped.
         """
         source = self.kept.connectors.source(volume)
         domain = changeable(self.libvirt, self.server)
@@ -77,11 +81,12 @@ class VolumeCopies:
     ) -> DomainState | None:
         """Switch the guest to the new place, and disconnect the old one.
 
-        A copy that was interrupted is made again first, because the guest may have written
-        meanwhile. A guest that went off with a complete copy is switched too.
+        If the copy of an active guest was interrupted, the copy is made again first, because the
+        guest may have written meanwhile. A guest that went off with a complete copy is switched
+        too.
 
         Returns:
-            The state of the domain, or None without a guest.
+            The state of the domain. None without a guest. Then nothing is changed.
 
         Raises:
             VerbFailed: The guest is off and the copy is not complete, the guest is suspended or
@@ -138,7 +143,7 @@ class VolumeCopies:
         return power.state(power.find(self.libvirt, self.server))
 
     def _list_recorded(self, volume_id: str) -> list[AttachedVolume]:
-        """Return the recorded place of the guest's volume, and that of a copy with all data."""
+        """Return the records of the guest's volume and of its complete copy, if they exist."""
         recorded_volumes = [*self.kept.of(self.server), *self.kept.copied(self.server)]
         return [recorded for recorded in recorded_volumes if recorded.volume_id == volume_id]
 
@@ -150,7 +155,8 @@ class VolumeCopies:
         A running block job to the same place is joined. A job to another place is aborted.
 
         Raises:
-            VerbFailed: The copy failed. The block job may still run.
+            VerbFailed: The sizes differ, the new place is not available, or the copy failed. The
+                block job may still run.
             Cancelled: The verb was cancelled. The block job may still run.
         """
         disk = disk_of(self.libvirt, self.server, volume.volume_id)
@@ -180,13 +186,17 @@ class VolumeCopies:
         self.kept.keep_copied(self.server, [volume])
 
     def _check_size(self, volume: AttachedVolume, name: str, size: int) -> None:
-        """Raise VerbFailed if the new place has another size. QEMU cannot copy to another size."""
+        """Raise VerbFailed unless the guest's disk ``name`` has ``size`` bytes, like the new place.
+
+        QEMU cannot copy to another size. Without a domain nothing is checked.
+        """
         sizes = self.libvirt.on(
             self.server, "report the volume's size", lambda domain: domain.blockInfo(name)
         )
         if sizes and sizes[0] != size:
             raise volumes.another_size(
-                volume.volume_id, f"{sizes[0]} bytes, and the new place has {size} bytes"
+                volume.volume_id,
+                f"the present place has {sizes[0]} bytes, and the new place {size} bytes",
             )
 
     def _is_ready(self, volume: AttachedVolume) -> bool:

@@ -77,9 +77,9 @@ class GuestVolumes:
         return self.instances / server / name.format(f".{host}" if host else "")
 
     def of(self, server: str) -> list[AttachedVolume]:
-        """Return the guest's recorded volumes. The volume attached last comes last.
+        """Return the guest's recorded volumes, or [] without a record.
 
-        The list is empty without a record.
+        A volume that ``attach`` added comes after the older volumes.
         """
         return [from_wire(AttachedVolume, entry) for entry in _read_entries(self.file(server))]
 
@@ -105,19 +105,19 @@ class GuestVolumes:
     ) -> tuple[tuple[AttachedVolume, VolumeSource], ...]:
         """Return each volume with the place at which QEMU finds the volume.
 
-        The volumes are not accessed.
+        The volumes are neither connected nor read.
 
         Raises:
-            VerbFailed: This host does not support the connection of a volume.
+            VerbFailed: This host cannot use the connection, QoS or block sizes of a volume.
         """
         return tuple((volume, self.connectors.source(volume)) for volume in requested_volumes)
 
     def keep(self, server: str, requested_volumes: Iterable[AttachedVolume]) -> None:
         """Record that the guest has exactly these volumes, and disconnect the others.
 
-        A recorded volume with another connection counts as another volume. A multiattach volume
-        that is in the record of another guest of this host stays connected. Without the guest's
-        folder this method has no effect.
+        Added volumes are not connected. A recorded volume with another connection counts as another
+        volume. A multiattach volume that is in the record of another guest of this host stays
+        connected. Without the guest's folder this method has no effect.
 
         Raises:
             VerbFailed: A volume cannot be disconnected.
@@ -226,7 +226,7 @@ class GuestVolumes:
         The record of a copy is dropped, because the copy becomes outdated when the guest writes.
 
         Raises:
-            VerbFailed: A volume is not available, or is another device than before.
+            VerbFailed: A volume is not available, too small, or another device than before.
             Cancelled: The verb was cancelled. Some volumes may be connected.
         """
         self.keep_copied(server, [])
@@ -240,7 +240,8 @@ class GuestVolumes:
         """Connect the volume, record its serial if none is recorded, and return the size in bytes.
 
         Raises:
-            VerbFailed: The volume is not available, or is another device than before.
+            VerbFailed: The volume is not available, too small, or another device than before.
+                Another device stays connected.
         """
         with self._locks[volume.volume_id]:
             device = self.connectors.connect(volume)
@@ -256,7 +257,13 @@ class GuestVolumes:
         return device.size_bytes
 
     def _release(self, server: str, volume: AttachedVolume) -> None:
-        """Disconnect the volume, unless another guest's record has the same multiattach volume."""
+        """Disconnect the volume, unless another guest's record has the same multiattach volume.
+
+        Only guests of this host count.
+
+        Raises:
+            VerbFailed: The volume cannot be disconnected.
+        """
         with self._locks[volume.volume_id]:
             if not (volume.multiattach and self._is_elsewhere(server, volume.volume_id)):
                 self.connectors.disconnect(volume)
@@ -288,9 +295,15 @@ class GuestVolumes:
     ) -> DomainState:
         """Connect the volume, and attach it to the stored definition, and to the guest if active.
 
+        The volume and the fence are recorded. A recorded volume with this id is replaced.
+
+        Returns:
+            The state of the domain.
+
         Raises:
-            VerbFailed: The volume is not available or cannot be attached, or the guest is
-                suspended. Unless the guest has the volume, the volume is disconnected again.
+            VerbFailed: The guest does not exist or is suspended, or the volume is not available or
+                cannot be attached. Unless the guest has the volume, the volume is disconnected
+                again and removed from the record. A failure to disconnect is only logged.
             Cancelled: The verb was cancelled. The volume stays connected and recorded.
         """
         context.phase(CommandPhase.ATTACHING_VOLUME)
@@ -404,6 +417,9 @@ class GuestVolumes:
     def disconnect(self, libvirt: Connection, server: str, fence: int) -> None:
         """Detach and disconnect all volumes of a guest, which must be off or not on this host.
 
+        A multiattach volume of another guest of this host stays connected. An existing guest gets
+        the fence.
+
         Raises:
             VerbFailed: The guest is active, or a volume cannot be disconnected.
         """
@@ -419,8 +435,8 @@ class GuestVolumes:
         """Record the new size of a volume that has grown, and show the size to an active guest.
 
         Raises:
-            VerbFailed: The guest does not have the volume or is suspended, or this host does not
-                see the new size.
+            VerbFailed: The guest does not exist, does not have the volume or is suspended, or this
+                host does not see the new size.
         """
         domain, recorded_volumes = changeable(libvirt, server), self.of(server)
         old_volume = next(
@@ -470,9 +486,10 @@ class GuestVolumes:
         new_volumes: list[AttachedVolume],
         serials: Mapping[str, str] = NO_SERIALS,
     ) -> None:
-        """Write the record with these volumes. ``serials`` are new serials by volume id.
+        """Replace the record by these volumes. [] removes the record.
 
-        Recorded serials of unchanged connections are kept.
+        ``serials`` are new serials by volume id. Recorded serials of unchanged connections are
+        kept.
         """
         path, all_serials = self.file(server), dict(serials)
         for item in _read_entries(path):

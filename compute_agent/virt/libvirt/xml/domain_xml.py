@@ -170,9 +170,10 @@ class Domain:
 
     @property
     def orders_disks(self) -> bool:
-        """True if the disk elements need a boot order, for a volume or an added rescue disk.
+        """True if the disk elements need a boot order. Else the guest boots from the first disk.
 
-        Otherwise the guest boots from the first disk.
+        The order is needed for a volume that ``boots``, for an added rescue disk, and in any rescue
+        of a guest with volumes.
         """
         return bool(
             (self.rescue and (self.rescue.bus or self.volumes))
@@ -197,7 +198,7 @@ class Domain:
 
 
 def domain_name(server: str) -> str:
-    """Return libvirt's name of the server's domain."""
+    """Return libvirt's name of the server's domain: "instance-" and the server's id."""
     return f"instance-{server}"
 
 
@@ -207,7 +208,10 @@ def metadata(marks: DomainMetadata) -> str:
 
 
 def _add_marks(element: Element, marks: DomainMetadata) -> Element:
-    """Set the element's attributes and child from the marks, and return the element."""
+    """Add ``marks`` to the element as attributes, and the facts as a child. Return the element.
+
+    Numbers that are 0, except for the fence, and facts that are "" are left out.
+    """
     element.attrib.update(_list_attributes(marks))
     if marks.facts:
         _add_text(element, FACTS, marks.facts)
@@ -227,7 +231,7 @@ def read_metadata(text: str) -> DomainMetadata:
     """Parse Kilonova's metadata element, as libvirt returns it.
 
     Raises:
-        ValueError: The element has no server id or no fence.
+        ValueError: The element has no server id, or no fence that is a number.
     """
     element = ElementTree.fromstring(text)
     server, numbers = element.get("id"), {name: element.get(name, "") for name in NUMBER_FIELDS}
@@ -245,7 +249,7 @@ def read_metadata(text: str) -> DomainMetadata:
 
 
 def domain_xml(domain: Domain) -> str:
-    """Return the complete definition of a domain."""
+    """Return the complete definition of a domain as XML text."""
     root = Element("domain", type=domain.virt_type)
     _add_text(root, "name", domain_name(domain.server))
     _add_text(root, "uuid", domain.server)
@@ -314,12 +318,12 @@ def _add_devices(devices: Element, domain: Domain) -> None:
 
 
 def _add_consoles(devices: Element, log: Path, *, spice: bool) -> None:
-    """Add the serial console and the screens.
+    """Add the serial console, a VNC screen, and with ``spice`` a SPICE screen after it.
 
     The screens listen on no address, because libvirt passes connections. Keyboard and mouse come
-    with them on PS/2, which every guest supports. The serial output goes to the log even while a
-    reader is connected. VNC is always the first screen. SPICE adds no device that a guest could
-    see, so the guest can move to a host without SPICE.
+    with them on PS/2, which every guest supports. The serial output goes to ``log`` even while a
+    reader is connected. SPICE adds no device that a guest could see, so the guest can move to a
+    host without SPICE.
     """
     serial = SubElement(devices, "serial", type="unix")
     SubElement(serial, "source", mode="bind", path=str(log.with_name(SERIAL_SOCKETS[0])))
@@ -330,10 +334,11 @@ def _add_consoles(devices: Element, log: Path, *, spice: bool) -> None:
 
 
 def _add_disks(devices: Element, domain: Domain) -> set[str]:
-    """Add all disks, and return their buses.
+    """Add the guest's disk elements, and return the names of the buses that they need.
 
-    The root disk is included also during a rescue, so that a snapshot is possible in every state.
-    During a rescue without ``bus`` the local disks are left out.
+    The result contains the bus of local disks even if the guest has none. The root disk is included
+    also during a rescue, so that a snapshot is possible in every state. During a rescue without
+    ``bus`` the ephemeral and swap disks are left out.
     """
     options, rescue = domain.options, domain.rescue
     bus = options.get("disk_bus", "virtio")
@@ -400,9 +405,10 @@ def _add_volume(
 
 
 def volume_name(volume: AttachedVolume, taken: set[str]) -> str:
-    """Return the requested device name if free, else the first free name on the volume's bus.
+    """Return the name for the volume's disk, and add the name to ``taken``.
 
-    The name is added to ``taken``.
+    This is the name in ``volume.device`` if valid and not in ``taken``, else the first free name on
+    the volume's bus.
     """
     name = volume_xml.wanted_name(volume)
     if not name or name in taken:
@@ -430,7 +436,9 @@ def _add_rescue_disk(
 def _build_config_drive(domain: Domain, disk_bus: str, taken: set[str]) -> tuple[Element, str]:
     """Return the disk element of the config drive and the name of its bus.
 
-    A disk uses the bus of the other disks, a CD-ROM the bus of the machine's CD-ROM drive.
+    A disk uses ``disk_bus``. A CD-ROM uses the requested cdrom_bus, else SATA on q35 and IDE on
+    other machines. The device name is added to ``taken``. The caller adds the element to the
+    devices.
     """
     options = domain.options
     if domain.config_drive_is_disk:
@@ -476,7 +484,10 @@ def _add_overlay(
 
 
 def replace_unwritable(text: str) -> str:
-    """Return the text with U+FFFD in place of each character that XML or a title cannot contain."""
+    """Return the text with U+FFFD in place of each character that ``NOT_IN_XML`` matches.
+
+    These are, for example, line breaks and most control characters.
+    """
     return NOT_IN_XML.sub("\N{REPLACEMENT CHARACTER}", text)
 
 

@@ -65,10 +65,10 @@ class HostPlacement:
     most_shares: int = 262144
 
     def runs_on(self) -> Iterator[tuple[int, tuple[int, ...]]]:
-        """Yield (guest CPU, host CPUs) in rising order, for a guest with NUMA nodes.
+        """Yield (guest CPU, host CPUs) by rising guest CPU. Without NUMA nodes, yield nothing.
 
         The guest CPU may run on these host CPUs. () means no restriction. A pinned CPU has one host
-        CPU, and other CPUs the shared CPUs of their NUMA node.
+        CPU. Another CPU has the shared CPUs of its NUMA node on the host.
         """
         for cpu, numa_node in sorted(
             (cpu, number)
@@ -81,7 +81,10 @@ class HostPlacement:
 
 
 def memory(root: Element, place: HostPlacement) -> None:
-    """Add huge pages and the NUMA nodes of the host that provide the memory."""
+    """Add the guest's huge pages, and the NUMA nodes of the host that provide the memory.
+
+    Nothing is added for a guest without NUMA nodes.
+    """
     pages = [
         (number, numa_node.page_kb)
         for number, numa_node in enumerate(place.numa_nodes)
@@ -110,9 +113,10 @@ def memory(root: Element, place: HostPlacement) -> None:
 
 
 def cpus(root: Element, vcpus: int, options: Options, place: HostPlacement) -> None:
-    """Add the number of CPUs, their placement and their share of CPU time.
+    """Add the number of CPUs, their host CPUs, and the requested share, period and quota.
 
-    The emulator's threads run on all host CPUs of the guest.
+    The share is at most ``place.most_shares``. The emulator's threads run on all host CPUs to which
+    the guest's CPUs are bound.
     """
     vcpu = SubElement(root, "vcpu")
     vcpu.text = str(vcpus)
@@ -168,7 +172,7 @@ def topology(root: Element, cpu: Element | None, hardware: Hardware, place: Host
 
 
 def features(element: Element, options: Options, virt_type: str) -> None:
-    """Add the requested features of the platform. Features for Windows are added only for KVM."""
+    """Add the requested features of the platform, and for Windows on KVM the Hyper-V features."""
     if options.get("hide_hypervisor") == "yes":
         SubElement(SubElement(element, "kvm"), "hidden", state="on")
     if "pmu" in options:
@@ -218,9 +222,9 @@ def interface(vif: Element, options: Options) -> None:
 
 
 def controllers(devices: Element, options: Options, buses: set[str]) -> None:
-    """Add the controllers for the buses of the guest, and disable USB if the guest does not use it.
+    """Add the USB, SCSI and SATA controllers for ``buses``. Disable USB if ``buses`` lacks "usb".
 
-    A q35 machine also gets ``PCIE_PORTS`` ports.
+    A q35 machine also gets a PCIe root with ``PCIE_PORTS`` root ports.
     """
     if options.get("machine_type") == "q35":
         SubElement(devices, "controller", type="pci", index="0", model="pcie-root")
@@ -243,9 +247,10 @@ def controllers(devices: Element, options: Options, buses: set[str]) -> None:
 
 
 def screen(devices: Element, options: Options) -> None:
-    """Add the graphics adapter.
+    """Add the graphics adapter of the requested model, or vga.
 
-    A model in ``VIDEO_WITH_RAM`` gets 16 MiB of video memory, unless requested otherwise.
+    A model in ``VIDEO_WITH_RAM`` gets the requested video memory, or 16 MiB. Other models ignore
+    the request.
     """
     model = options.get("video_model", "vga")
     element = SubElement(SubElement(devices, "video"), "model", type=model)

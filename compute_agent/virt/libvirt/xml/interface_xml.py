@@ -51,13 +51,15 @@ def text(interface: Element) -> str:
 
 
 def alias(interface: Element) -> str:
-    """Return libvirt's alias of an interface of an active domain, or "" without one."""
+    """Return libvirt's alias of an interface of an active domain, or "" if the alias is missing."""
     element = interface.find("alias")
     return "" if element is None else element.get("name", "")
 
 
 def alias_of(xml: str, mac: str) -> str | None:
-    """Return libvirt's alias of the interface with this MAC address, or None without one.
+    """Return libvirt's alias of the interface with this MAC address.
+
+    None if the domain has no such interface, "" if the interface has no alias.
 
     Args:
         xml: The active domain's XML.
@@ -68,7 +70,10 @@ def alias_of(xml: str, mac: str) -> str | None:
 
 
 def find_interfaces(xml: str) -> dict[str, Element]:
-    """Return the interfaces in a domain's XML by MAC address. The XML may be ""."""
+    """Return the interface elements in a domain's XML, by MAC address in lower case.
+
+    For the XML "" the result is {}.
+    """
     return {
         mac.get("address", "").lower(): interface
         for interface in _iterate_interfaces(xml)
@@ -77,7 +82,7 @@ def find_interfaces(xml: str) -> dict[str, Element]:
 
 
 def addresses(xml: str) -> dict[str, dict[str, str]]:
-    """Return the attributes of the interfaces' PCI addresses, by MAC address.
+    """Return the attributes of the interfaces' PCI addresses, by MAC address in lower case.
 
     Interfaces without an address are left out.
     """

@@ -69,7 +69,7 @@ def write(element: Element) -> str:
 
 
 def qualify(element: Element) -> Element:
-    """Return a copy of the element in Nova's namespace."""
+    """Return a copy of the element and of all elements inside, in Nova's namespace."""
     copy = Element(f"{{{NAMESPACE}}}{element.tag}", element.attrib)
     copy.text = element.text
     copy.extend(qualify(child) for child in element)

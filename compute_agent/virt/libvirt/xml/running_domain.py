@@ -32,8 +32,8 @@ SERIAL = "devices/serial[@type='unix']/source"
 def with_addresses(xml: str, running: str) -> str:
     """Return the definition ``xml`` with the device addresses of the running guest.
 
-    Controllers that libvirt added, and the block sizes of disks, are copied too. Devices that have
-    an address keep this address.
+    Controllers that ``xml`` lacks, and the block sizes of disks, are copied too. Devices that have
+    an address in ``xml`` keep this address. ``running`` is the XML of the running guest.
     """
     root = ElementTree.fromstring(xml)
     _copy_addresses(root, ElementTree.fromstring(running))
@@ -41,10 +41,11 @@ def with_addresses(xml: str, running: str) -> str:
 
 
 def at_destination(xml: str, running: str, marks: DomainMetadata) -> str:
-    """Return the definition with the machine type, CPU and device addresses of the running guest.
+    """Return the destination's definition of a guest that is live-migrated from another host.
 
-    For a guest that is live-migrated from another host. The serial console's socket gets another
-    name than at the source.
+    This is ``xml`` with the machine type, CPU, missing device addresses and controllers, and block
+    sizes of the running guest. Kilonova's metadata becomes ``marks``. The serial console's socket
+    gets another name than at the source.
 
     Args:
         xml: The destination's definition.
@@ -76,7 +77,7 @@ def at_destination(xml: str, running: str, marks: DomainMetadata) -> str:
 
 
 def virt_type(xml: str) -> str:
-    """Return the domain's type: kvm, qemu or test."""
+    """Return the type in the domain's XML: kvm, qemu or test."""
     return ElementTree.fromstring(xml).get("type", "")
 
 
@@ -150,7 +151,8 @@ def _copy_addresses(root: Element, source_root: Element) -> None:
 def _index_devices(root: Element) -> dict[tuple[str, ...], Element]:
     """Return the devices by identity, by which a device is found in another definition.
 
-    For example, ("interface", MAC address) or ("disk", device name).
+    For example, ("interface", MAC address) or ("disk", device name). If several devices have the
+    same identity, "another" is appended to that of each further device.
     """
     devices_by_identity: dict[tuple[str, ...], Element] = {}
     for device in root.iterfind("devices/*"):

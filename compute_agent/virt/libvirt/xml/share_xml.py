@@ -23,9 +23,9 @@ BACKING = {"source": {"type": "memfd"}, "access": {"mode": "shared"}}
 
 
 def with_shares(xml: str, folders: Mapping[str, str]) -> str:
-    """Return the domain's XML with exactly these shares.
+    """Return the domain's XML with exactly these shares, and the shared memory that shares need.
 
-    Without shares, devices and shared memory of earlier shares are removed.
+    The devices of other shares are removed, and without shares also the shared memory.
 
     Args:
         xml: The domain's XML.

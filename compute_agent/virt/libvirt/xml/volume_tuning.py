@@ -24,9 +24,11 @@ MAX, LENGTH, SIZE = "_max", "_max_length", "size_iops_sec"
 def rates(volume_id: str, link: VolumeLink) -> dict[str, int]:
     """Return the limits of the volume's QoS, by libvirt's names. {} without QoS.
 
+    Names that are not in ``VOLUME_LIMITS`` are ignored.
+
     Raises:
-        VerbFailed: A value is not a whole number up to ``MAX_RATE``, or QEMU cannot combine the
-            limits.
+        VerbFailed: The QoS is not an object, a value is not a whole number up to ``MAX_RATE``, or
+            QEMU cannot combine the limits.
     """
     specs = link.data.get("qos_specs") or {}
     if not isinstance(specs, Mapping):
@@ -48,7 +50,8 @@ def block_sizes(volume_id: str, link: VolumeLink) -> dict[str, int]:
     Sizes that the volume service does not give are left out.
 
     Raises:
-        VerbFailed: QEMU does not support these sizes.
+        VerbFailed: A size is not a power of two from ``MIN_BLOCK`` to ``MAX_BLOCK``, or the
+            physical size is less than the logical size.
     """
     sizes = {
         name: _parse_number(volume_id, name, link.data[name], MAX_BLOCK)
@@ -71,23 +74,23 @@ def _check_combination(volume_id: str, name: str, limits: Mapping[str, int]) -> 
 
     QEMU refuses a total limit beside a limit for reads or writes, a burst without an average or
     below the average, the length of a burst without the burst, and a request size without a limit
-    of requests.
+    of requests. A limit of 0 counts as missing.
     """
     if name.startswith("total"):
         for direction in ("read", "write"):
             other = name.replace("total", direction, 1)
             if limits.get(other):
-                raise _refusal(volume_id, name, f"cannot be combined with {other}")
+                raise _refusal(volume_id, name, f"cannot be combined with the limit {other}")
     if name == SIZE:
         if not any(limits.get(f"{direction}_iops_sec") for direction in ("total", "read", "write")):
             raise _refusal(volume_id, name, "needs a limit of iops")
     elif name.endswith(LENGTH):
         if not limits.get(name.removesuffix("_length")):
-            raise _refusal(volume_id, name, f"needs {name.removesuffix('_length')}")
+            raise _refusal(volume_id, name, f"needs the limit {name.removesuffix('_length')}")
     elif name.endswith(MAX):
         average = name.removesuffix(MAX)
         if not limits.get(average):
-            raise _refusal(volume_id, name, f"needs {average}")
+            raise _refusal(volume_id, name, f"needs the limit {average}")
         if limits[name] < limits[average]:
             raise _refusal(volume_id, name, f"is less than {average}")
 

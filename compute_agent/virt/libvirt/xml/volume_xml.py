@@ -124,7 +124,7 @@ def _build_source(source: VolumeSource) -> Element:
 
 
 def place(source: VolumeSource) -> Element:
-    """Return a disk element that has only format and source, for a block copy."""
+    """Return a disk element with only the driver (with the format) and the source of a volume."""
     root = Element("disk", type=source.kind, device="disk")
     cache = "none" if source.direct else "writeback"
     SubElement(root, "driver", name="qemu", type=source.format, cache=cache, discard="unmap")
@@ -133,7 +133,11 @@ def place(source: VolumeSource) -> Element:
 
 
 def is_at(disk: Element, source: VolumeSource) -> bool:
-    """Return True if the disk element, or the mirror element of a block copy, has this source."""
+    """Return True if the disk element, or the mirror element of a block copy, has this source.
+
+    For a volume on a server, only protocol, export and first server are compared. For other
+    volumes, only kind and path are compared.
+    """
     present, expected = disk.find("source"), _build_source(source)
     if present is None or disk.get("type") != source.kind:
         return False
@@ -153,6 +157,8 @@ def is_at(disk: Element, source: VolumeSource) -> bool:
 def files(disk: Element) -> list[str]:
     """Return the paths of a disk's active file and of its backing files, from top to bottom.
 
+    The path of a source that is not a file is "".
+
     Args:
         disk: The disk element of an active domain.
     """
@@ -165,7 +171,10 @@ def files(disk: Element) -> list[str]:
 
 
 def snapshot_order(xml: str, name: str, source: VolumeSource) -> str:
-    """Return the XML of a snapshot that switches this disk, and no other, to an existing file."""
+    """Return the XML of a snapshot that switches the disk ``name`` to the file ``source``.
+
+    The other disks in the domain's XML ``xml`` are excluded from the snapshot.
+    """
     root = Element("domainsnapshot")
     disks = SubElement(root, "disks")
     for other in sorted(names(xml) - {name}):
@@ -177,7 +186,7 @@ def snapshot_order(xml: str, name: str, source: VolumeSource) -> str:
 
 
 def wanted_name(volume: AttachedVolume) -> str:
-    """Return the device name that the user requested, or "" if that is not a valid name."""
+    """Return ``volume.device`` without "/dev/", or "" if that is not a valid name of a disk."""
     match = DEVICE.fullmatch(volume.device)
     return match[1] if match else ""
 
@@ -226,9 +235,9 @@ def in_order(xml: str) -> str:
     """Return the definition of a domain that is off, with disk names and addresses in order.
 
     A guest names its disks by their addresses, for example on the PCI bus. Detached volumes leave
-    gaps in the names, and new disks may get addresses before older ones. The volumes get the first
-    names that are free, and the PCI addresses of the disks are assigned anew in the order of the
-    names. CD-ROMs are not changed.
+    gaps in the names, and new disks may have addresses before older disks. The volumes get the
+    first free names of their buses, and the disks' present PCI addresses are assigned anew in the
+    order of the names. CD-ROMs are not changed. If all is in order, the result is ``xml`` itself.
     """
     root = ElementTree.fromstring(xml)
     original = ElementTree.tostring(root)
@@ -289,7 +298,7 @@ def name_of(disk: Element) -> str:
 
 
 def alias(disk: Element) -> str:
-    """Return libvirt's alias of a disk of an active domain, or "" without one."""
+    """Return libvirt's alias of a disk of an active domain, or "" if the alias is missing."""
     element = disk.find("alias")
     return "" if element is None else element.get("name", "")
 
@@ -308,6 +317,9 @@ def with_disk(xml: str, disk: Element, scsi_model: str) -> str:
     """Return the domain's XML with this disk, in place of a disk with the same serial.
 
     A SCSI disk also gets a controller of ``scsi_model`` if the domain has no SCSI controller.
+
+    Raises:
+        ValueError: The XML has no devices.
     """
     root = ElementTree.fromstring(without(xml, disk.findtext("serial") or ""))
     devices = root.find("devices")
@@ -324,9 +336,9 @@ def with_disk(xml: str, disk: Element, scsi_model: str) -> str:
 
 
 def with_place(xml: str, volume_id: str, source: VolumeSource) -> str:
-    """Return the domain's XML with another source of this volume. Name and address stay.
+    """Return the domain's XML with ``source`` as source of this volume, and the driver's format.
 
-    Without the volume the XML is not changed.
+    Name, address and limits stay. Without the volume the definition is not changed.
     """
     root = ElementTree.fromstring(xml)
     for disk in root.iterfind("devices/disk"):
@@ -345,9 +357,9 @@ def with_place(xml: str, volume_id: str, source: VolumeSource) -> str:
 def booted_from(xml: str, boot_volumes: Sequence[AttachedVolume]) -> str:
     """Return the domain's XML with these volumes in the boot order.
 
-    A volume with boot index 0 comes first, then the disks that are in the boot order already, then
-    the other volumes. Volumes that the XML lacks are ignored. If all other volumes have a position
-    already, the XML is not changed.
+    A volume with boot index 0 comes first, then the other disks of the present order, then the
+    other given volumes by boot index. The boot devices in <os> are removed. Volumes that the XML
+    lacks are ignored. If all other volumes have a position already, the XML is not changed.
     """
     disks, root = find_disks(xml), ElementTree.fromstring(xml)
     if all(

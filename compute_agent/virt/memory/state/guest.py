@@ -123,8 +123,11 @@ class MemoryGuest:
     def dress(self, spec: GuestSpec, spice: bool) -> None:
         """Change the guest to the hardware, disks, interfaces and facts of ``spec``.
 
-        Root and ephemeral disks never shrink. Local disks that ``spec`` does not contain are
-        dropped. ``spice`` adds a SPICE screen. Volumes are not changed.
+        Root and ephemeral disks never shrink. Ephemeral and swap disks that ``spec`` does not
+        contain are dropped. The guest has a SPICE screen if ``spice``. Volumes are not changed.
+
+        Raises:
+            VerbFailed: The requirements are invalid, or need an assignment that ``spec`` lacks.
         """
         self.spice = spice
         self.vcpus, self.memory_mb = spec.flavor.vcpus, spec.flavor.memory_mb
@@ -138,8 +141,10 @@ class MemoryGuest:
     def take_volumes(self, spec: GuestSpec) -> None:
         """Give the guest exactly the volumes of ``spec``, and drop shares that ``spec`` lacks.
 
+        The volumes are recorded as connected.
+
         Raises:
-            VerbFailed: The host cannot reach a volume.
+            VerbFailed: A volume is refused by ``volumes.link``. The guest is unchanged.
         """
         if spec.volumes:
             links(spec.volumes, EVERY_PROTOCOL)
@@ -156,7 +161,7 @@ class MemoryGuest:
 
         Raises:
             VerbFailed: The guest is paused or suspended and has a volume that is not in ``has``, or
-                the host cannot reach a needed volume.
+                a needed volume is refused by ``volumes.link``.
         """
         others = {volume.volume_id for volume in self.volumes} - set(has.volumes)
         if self.power_state == RUNNING:
@@ -175,7 +180,13 @@ class MemoryGuest:
             self.volumes += missing_volumes
 
     def name_new_volume(self, volume: AttachedVolume) -> None:
-        """Give a volume without a device name the first free name, as Linux does at hot plug."""
+        """Give a volume without a device name the first free name, as Linux does at hot plug.
+
+        A volume with a name keeps it.
+
+        Raises:
+            Forbidden: All names for the volume's bus are in use.
+        """
         used = {*self._local_names(), *self.names.values()}
         self.names.setdefault(volume.volume_id, device_names.next_free(used, volume.bus))
 
@@ -183,6 +194,9 @@ class MemoryGuest:
         """Name all volumes again in the order of their names, as Linux does at boot.
 
         The volume with boot index 0 gets the name of the root disk.
+
+        Raises:
+            Forbidden: The volumes need more names than a bus has.
         """
         volumes = sorted(
             (volume for volume in self.volumes if volume.boot_index != 0),
@@ -230,7 +244,10 @@ class MemoryGuest:
 
     @property
     def num_disks(self) -> int:
-        """The number of disks now. In a rescue the rescue disk replaces the local disks."""
+        """The number of root, ephemeral and swap disks and volumes, without the config drive.
+
+        In a rescue the rescue disk counts instead of the ephemeral and swap disks.
+        """
         own = 0 if boots_from_volume(self.volumes) else 1
         return own + len(self.volumes) + (1 if self.rescue else len(self.local))
 
@@ -265,8 +282,8 @@ class MemoryGuest:
     def diagnostics(self) -> JsonObject:
         """Return the counters in the format of API microversion 2.48.
 
-        The driver is "libvirt", because clients accept only certain drivers, and memory is not
-        among them.
+        All counters of disks and interfaces are 0. The guest must be active. The driver is
+        "libvirt", because clients accept only certain drivers, and memory is not among them.
         """
         return {
             "state": STATES[self.power_state],
@@ -305,10 +322,13 @@ class MemoryGuest:
 
 
 def make_guest(spec: GuestSpec, disk: dict[str, str], spice: bool) -> MemoryGuest:
-    """Return a new guest that is off, with the hardware and volumes of ``spec``.
+    """Return a new guest that is off, with the hardware, disks, interfaces and volumes of ``spec``.
 
     ``disk`` contains the files of the root disk. The image property hw_qemu_guest_agent "no" means
     that the guest has no agent.
+
+    Raises:
+        VerbFailed: The hardware is not supported, or a volume is refused by ``volumes.link``.
     """
     image = spec.image
     guest = MemoryGuest(
@@ -331,6 +351,9 @@ def read_disk(image: bytes) -> dict[str, str]:
     """Return the files of a disk made from this image, or {} for an image of another origin.
 
     Images made by ``disk_image`` contain files.
+
+    Raises:
+        ValueError: The image of ``disk_image`` is incomplete.
     """
     if not image.startswith(HEADER + MARK):
         return {}

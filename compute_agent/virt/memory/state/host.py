@@ -126,7 +126,8 @@ class MemoryHost:
     def _join(self, storage: str) -> None:
         """Register this host for live migrations, and use the guests' disks on the storage.
 
-        The facts in ``size`` get the id of the storage and the addresses of this host.
+        Disks that the storage lacks are added. The facts in ``size`` get the id of the storage, the
+        addresses of this host, and the facts about consoles and volumes.
         """
         self.reachable[self.uri] = self
         self.storage = self.storages.setdefault(storage, MemoryStorage())
@@ -159,13 +160,21 @@ class MemoryHost:
 
     # --- Events of a real host, for tests ---
     def power_off(self, server: str) -> None:
-        """Stop the guest as ``poweroff`` inside the guest does, and notify the watchers."""
+        """Stop the guest as ``poweroff`` inside the guest does, and notify the watchers.
+
+        Raises:
+            VerbFailed: The server has no guest on this host.
+        """
         with self.lock:
             self.set_power(server, self.guest(server), SHUTDOWN)
         self.notify_watchers()
 
     def write_file(self, server: str, name: str, text: str, disk: str = "") -> None:
-        """Write a file to the guest's root disk, or to the named local disk."""
+        """Write a file to the guest's root disk, or to the ephemeral or swap disk named ``disk``.
+
+        Raises:
+            VerbFailed: The server has no guest on this host.
+        """
         with self.lock:
             guest = self.guest(server)
             files = guest.local[disk]["files"] if disk else guest.disk
@@ -173,14 +182,21 @@ class MemoryHost:
             self.write(server, guest)
 
     def write_memory(self, server: str, name: str, text: str) -> None:
-        """Store a text in the guest's memory, which is lost when the guest is off."""
+        """Store a text in the guest's memory, which is lost at the next boot.
+
+        Raises:
+            VerbFailed: The guest is off or does not exist.
+        """
         with self.lock:
             guest = self.active_guest(server)
             guest.memory[name] = text
             self.write(server, guest)
 
     def reboot(self) -> None:
-        """Reboot the host after a loss of power: it has a new boot id, and no guest runs."""
+        """Reboot the host after a loss of power: it has a new boot id, and no guest runs.
+
+        The watchers are not notified.
+        """
         with self.lock:
             self.boot_id = str(uuid.uuid4())
             if self._file is not None:
@@ -207,6 +223,7 @@ class MemoryHost:
 
         Raises:
             VerbFailed: The script contains ``Fail`` for this call.
+            Cancelled: The verb was cancelled during a ``Slow`` behaviour.
         """
         self.receive_guests()
         self.calls.append((verb, server))
@@ -258,7 +275,8 @@ class MemoryHost:
         """Set the power state of a guest and return the domain's state.
 
         An active guest gets its shares mounted and its volumes connected. A guest that is not
-        active loses its mounts and its consoles, and its volumes stay connected.
+        active loses its mounts and its consoles, and its volumes stay connected. The caller calls
+        ``notify_watchers`` without the lock.
         """
         if guest.power_state != power_state:
             self._changed.append(server)
@@ -272,9 +290,10 @@ class MemoryHost:
         return state_of(server, guest)
 
     def notify_watchers(self) -> None:
-        """Call the watchers for each changed guest.
+        """Call the watchers with each server whose guest changed its power state, left or arrived.
 
-        This happens without the lock, because watchers may take their own locks.
+        Each change is reported once. The caller does not hold the lock, because watchers may take
+        their own locks.
         """
         while self._changed:
             server = self._changed.popleft()
@@ -282,9 +301,10 @@ class MemoryHost:
                 watcher(server)
 
     def keep_guest(self, server: str, guest: MemoryGuest) -> None:
-        """Make the guest the server's domain.
+        """Make the guest the server's domain, and store the guest's disks on the storage.
 
-        The record of ``keep_files``, that the server has files without a domain, is deleted.
+        The records of ``keep_files`` and of a prepared live migration are deleted. The guest is
+        written to the state file only if ``keep_files`` had a record, else by the caller.
         """
         self.incoming.pop(server, None)
         self.guests[server] = self.storage[server] = guest
@@ -300,14 +320,17 @@ class MemoryHost:
         self.write(FILES + server, guest)
 
     def drop_domain(self, server: str) -> None:
-        """Remove the domain. The files remain."""
+        """Remove the server's domain, if there is one. The disks on the storage remain."""
         if self.guests.pop(server, None) is not None:
             self.write(server, None)
 
     def release_guest(self, server: str, guest: MemoryGuest, uri: str) -> None:
         """Remove the domain of an active guest from this host, the source of its live migration.
 
-        The guest's files remain on this host. ``uri``: The destination.
+        The guest's files remain on this host. ``uri`` is that of the destination.
+
+        Raises:
+            VerbFailed: The guest is off or does not exist.
         """
         with self.lock:
             self.active_guest(server)
@@ -318,7 +341,10 @@ class MemoryHost:
             self.consoles.end(server)
 
     def receive_guests(self) -> None:
-        """Define a domain for each guest that another host has written to ``self.incoming``."""
+        """Define a domain for each guest that another host has written to ``self.incoming``.
+
+        Then notify the watchers.
+        """
         with self.lock:
             records = {
                 server: record for server, record in self.incoming.items() if record != EMPTY
@@ -338,7 +364,7 @@ class MemoryHost:
         self.notify_watchers()
 
     def remove(self, server: str, keep_files: bool) -> None:
-        """Remove domain and files of a server.
+        """Remove domain and files of a server, if there are any, and end the consoles.
 
         With ``keep_files`` the server's disks on the storage remain.
         """

@@ -59,7 +59,7 @@ def uri_of(host: str, place: str) -> str:
 
 
 def folder_at(uri: str) -> IncomingFolder | None:
-    """Return the folder of records of the host at ``uri``, which belongs to another process.
+    """Return the folder of the incoming records of the host at ``uri``, a host of another process.
 
     None if this machine has no such folder.
     """

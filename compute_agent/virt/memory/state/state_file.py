@@ -46,7 +46,7 @@ class StateFile:
             yield key, from_wire(MemoryGuest, value) if isinstance(value, dict) else value
 
     def begin(self, content: Mapping[str, Value]) -> None:
-        """Replace the file by one with ``content``, and keep the new file open for changes."""
+        """Replace the file atomically by ``content``, and keep the new file open for changes."""
         part = self._path.with_name(f"{self._path.name}.part")
         part.unlink(missing_ok=True)
         # Connections of volumes may contain passwords.

@@ -10,7 +10,10 @@ _TEXT: Document = {"type": "string", "maxLength": 255}
 
 
 def _open(name: str, properties: Document, required: tuple[str, ...]) -> VersionedSchema:
-    """Return the schema of a body whose object may have unknown keys."""
+    """Return the schema of a body with the object ``name``. Unknown keys are valid in both.
+
+    ``properties`` and ``required`` are those of the object.
+    """
     return VersionedSchema(
         {
             "type": "object",

@@ -41,7 +41,7 @@ def _or_null(content: Document) -> Document:
 
 
 def _plain(key: str) -> VersionedSchema:
-    """Return the schema of an action without arguments, whose value is ignored."""
+    """Return the schema of a body with only the key of an action. Any value is valid."""
     return VersionedSchema(wrapped(key, ANY))
 
 

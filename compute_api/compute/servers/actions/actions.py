@@ -33,14 +33,16 @@ REMOVED: tuple[tuple[str, Range, Callable[[], falcon.HTTPError]], ...] = (
 
 
 def act(request: Request, server: ServerRecord) -> ApiResponse:
-    """Carry out or begin the action that the body of POST /servers/{id}/action names.
+    """Carry out or begin the action that the body names, for POST /servers/{id}/action.
+
+    Returns the response of the action.
 
     Raises:
         BadRequest: The action does not exist, or the body is invalid.
         NotFound: The action does not exist at this microversion.
         HTTPError: Nova has removed the action (410 or 404).
         Forbidden: The policy does not allow the action.
-        Conflict: The server's state does not allow the action.
+        Conflict: The server's state, a lock or a running action does not allow the action.
         Problem: The query or the preparation of the action refuses the request, or the action fails
             at the step for which the response waits.
     """
@@ -82,7 +84,11 @@ def _begin(
 ) -> str:
     """Begin the prepared action, and return the id of the action.
 
-    If the action certainly has not begun, undo the prepared changes in external services.
+    If another action of the server is running, wait for its end for a limited time.
+
+    Raises:
+        Unavailable: The action may have begun, so its changes in external services stay.
+        Problem: The action has not begun, and ``prepared.give_up``, if set, was called.
     """
     begin = partial(
         request.begin,
@@ -105,12 +111,12 @@ def _begin(
 
 
 def _find_served_rows(key: str, request: Request) -> list[states.Action]:
-    """Return the rows of this action at this version.
+    """Return the rows of ``states.ACTIONS`` for this key at the request's microversion.
 
     Raises:
         BadRequest: The action does not exist.
         NotFound: The action does not exist at this version.
-        HTTPError: Nova has removed the action.
+        HTTPError: Nova has removed the action at this version.
     """
     rows = [row for row in states.ACTIONS if row.key == key and key in schemas.BY_KEY]
     for removed, versions, error in REMOVED:
@@ -128,6 +134,8 @@ def _find_served_rows(key: str, request: Request) -> list[states.Action]:
 
 def _select_rows(key: str, served: list[states.Action], request: Request) -> list[states.Action]:
     """Check the body against the action's schema, and return the rows that match the body's values.
+
+    Under the legacy root /v2 unknown keys are first removed from ``request.body``.
 
     Raises:
         BadRequest: The body violates the schema, or no row matches the values.
@@ -147,10 +155,12 @@ def _select_rows(key: str, served: list[states.Action], request: Request) -> lis
 
 
 def _wait(request: Request, action_id: str, step: str, failure: type[errors.Problem]) -> None:
-    """Wait for the step, or return at once if too many requests already wait.
+    """Wait until the step succeeds, or until a timeout, which is no error.
+
+    If too many other requests are waiting, return without a wait for the step.
 
     Raises:
-        failure: The action failed at this step, or ended before. After a timeout there is no error.
+        failure: The action failed at this step, or ended before the step succeeded.
         Forbidden: The action failed at this step, because the policy or the quota of an external
             service does not allow the step.
     """

@@ -2,9 +2,9 @@
 """Prepare the actions that move a server: resize, migrations, evacuate, confirm, revert.
 
 Unlike the actions of ``preparers``, these actions begin through ``store.servers.migrations``, which
-opens or closes the migration in the same transaction. This module refuses unknown hosts, the
-server's own host, unsuitable flavors, and a flavor that exceeds the quota. Whether a server fits on
-a host is the scheduler's decision.
+opens the migration, or reads the finished migration, in the same transaction. This module refuses
+unknown hosts, the server's own host, unsuitable flavors, and a flavor that exceeds the quota.
+Whether a server fits on a host is the scheduler's decision.
 """
 
 from __future__ import annotations
@@ -62,13 +62,15 @@ def resize(request: Request, server: ServerRecord, body: JsonObject) -> Prepared
 
     Raises:
         BadRequest: The flavor does not exist for the caller, is the current flavor, is too small
-            for the image or the disks, or needs hardware that no host supports. Or the body has
-            disk config AUTO, which the image disables.
+            for the image or the disks, gives the server too many disks, or needs hardware that
+            Kilonova does not support. Or the body has disk config AUTO, which the image disables.
+        Forbidden: Kilonova's own user cannot read the image, so hosts could not download it.
         Conflict: The server is on no host. Or, when the action begins, another request has changed
             the flavor or the image.
         HostDown: The server's host is down.
         OverQuota: The quota does not allow the larger flavor. This is raised when the action
             begins.
+        Unavailable: The image service does not answer.
     """
     flavor = request.read(read_flavor, request, server_fields.parse_flavor_id(body["flavorRef"]))
     old = from_wire(models.Flavor, loads(server.flavor))
@@ -153,6 +155,7 @@ def _check_image(request: Request, server: ServerRecord, flavor: models.Flavor) 
     Raises:
         BadRequest: The flavor is too small, or hosts cannot use the image.
         Forbidden: Kilonova's own user cannot read the image, so hosts could not download it.
+        Unavailable: The image service does not answer.
     """
     if server.image_id is None:
         return
@@ -260,7 +263,7 @@ def _is_forced(body: JsonObject, checked: bool) -> bool:
         checked: Whether filters apply to named hosts at this microversion, unless ``force`` is set.
 
     Raises:
-        BadRequest: The body has ``force`` without a host.
+        BadRequest: ``force`` is true, and the body has no host.
     """
     if is_true(body.get("force", False)) and not body.get("host"):
         raise errors.BadRequest("Can't force to a non-provided destination")
@@ -270,11 +273,12 @@ def _is_forced(body: JsonObject, checked: bool) -> bool:
 def migrate_live(request: Request, server: ServerRecord, body: JsonObject) -> PreparedAction:
     """Prepare a live migration.
 
-    Before 2.34 the response waits until both hosts have checked that the migration is possible.
+    Before 2.34 the response waits until the hosts have checked that the migration is possible. If
+    this check fails, the response is BadRequest.
 
     Raises:
         BadRequest: The named host does not exist, is down or is the server's host, or the server's
-            host is down. Or the body has ``force`` without a host.
+            host is down. Or ``force`` is true without a host.
         Forbidden: The caller may not name a host.
         Conflict: The server is on no host.
     """
@@ -308,8 +312,8 @@ def evacuate(request: Request, server: ServerRecord, body: JsonObject) -> Prepar
 
     Raises:
         BadRequest: The host of the server is up, or may still run guests and cannot be fenced. Or
-            the requested host is the server's host. Or the body has ``force`` without a host, or a
-            password although onSharedStorage is true.
+            the requested host is the server's host. Or ``force`` is true without a host, or the
+            body has a password although onSharedStorage is true.
         NotFound: The requested host does not exist.
         Conflict: The server is on no host.
     """
@@ -376,10 +380,11 @@ def revert(request: Request, server: ServerRecord, body: object) -> PreparedActi
 
 
 def _make_closing_begin(check: Callable[[Connection, str], None] | None = None) -> Begin:
-    """Return a function that begins a confirm or a revert and closes the migration.
+    """Return a function that begins a confirm or a revert of the server's finished migration.
 
     Args:
-        check: Called first in the transaction, or None.
+        check: Called before the begin, in the same transaction, with the server's id. An error
+            refuses the action. None means no check.
     """
 
     def begin(

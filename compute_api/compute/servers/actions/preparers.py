@@ -67,7 +67,7 @@ def reset_state(request: Request, server: ServerRecord, body: JsonObject) -> Pre
 
 
 def change_password(request: Request, server: ServerRecord, body: JsonObject) -> PreparedAction:
-    """Prepare a password change. The password is stored encrypted until the guest has it.
+    """Prepare a password change. The password is stored encrypted until the action ends.
 
     Raises:
         NotImplementedHere: The cloud has no secret_key.
@@ -100,6 +100,7 @@ def rescue(request: Request, server: ServerRecord, body: JsonObject | None) -> P
         BadRequest: The image does not exist for the caller, or cannot be used, or the server boots
             from a volume without the conditions above.
         Forbidden: Kilonova's own user cannot read the image, so hosts could not download it.
+        Unavailable: The image service does not answer.
     """
     body = body or {}
     password, image_id, image = (
@@ -142,6 +143,9 @@ def _list_image_properties(
     server: ServerRecord, metadata: dict[str, str], **more: str
 ) -> dict[str, str]:
     """Return the properties of a new image of this server.
+
+    The properties of the server's own image are included, except its signature and
+    ``_NOT_INHERITED``.
 
     Args:
         server: The row of the server.
@@ -188,7 +192,8 @@ def _answer_image(request: Request, image_id: str, kept: bool = True) -> ApiResp
     Args:
         request: The request.
         image_id: Id of the new image.
-        kept: False leaves out the link, because a backup with rotation 0 does not keep the image.
+        kept: False leaves out the link, not the id, because a backup with rotation 0 does not keep
+            the image.
     """
     if request.version not in _BEFORE_IDS:
         return ApiResponse({"image_id": image_id}, 202)
@@ -206,11 +211,12 @@ def create_image(request: Request, server: ServerRecord, body: JsonObject) -> Pr
     Raises:
         BadRequest: A metadata name is the name of an image field, or a volume does not exist any
             more.
-        Forbidden: Before 2.39, the metadata has too many items. Or a quota does not allow the
-            snapshots.
+        Forbidden: Before 2.39, the metadata has too many items. Or a quota or the policy of the
+            block storage service does not allow the snapshots.
         Conflict: A snapshot failed, or the guest could not be frozen although its image requires
             that.
-        Unavailable: The block storage service does not answer, or too many requests are waiting.
+        Unavailable: The block storage service does not answer or is not in the catalogue, or too
+            many requests are waiting.
     """
     image_id, name = ids.new(), body["name"].strip()
     properties = _list_image_properties(
@@ -257,7 +263,7 @@ def create_backup(request: Request, server: ServerRecord, body: JsonObject) -> P
 
 
 def shelve(request: Request, server: ServerRecord, body: object) -> PreparedAction:
-    """Prepare a shelve, which stores the server's disk in an image."""
+    """Prepare a shelve, which stores the root disk in an image unless the disk is a volume."""
     return PreparedAction(
         {
             "image_id": ids.new(),

@@ -58,7 +58,7 @@ _UNGUARDED = {
 
 
 def prepare(request: Request, server: ServerRecord, body: JsonObject) -> PreparedAction:
-    """Check a rebuild, and return its arguments and the new columns of the server.
+    """Check a rebuild, and prepare it with its arguments and new columns of the server.
 
     The response is the server after the begin, with the new password.
 
@@ -68,6 +68,8 @@ def prepare(request: Request, server: ServerRecord, body: JsonObject) -> Prepare
             the image.
         Conflict: Another request has changed the flavor or the image. This is raised when the
             action begins.
+        NotFound: Before 2.93, the root volume does not exist for the caller.
+        Unavailable: An external service does not answer.
     """
     if "trusted_image_certificates" in body:
         request.require("os_compute_api:servers:rebuild:trusted_certs")
@@ -157,6 +159,7 @@ def _check_reimage(request: Request, root: BlockDeviceRow, image: Image) -> bool
     Raises:
         BadRequest: Since 2.93, the image cannot be used or does not fit the root volume. Before
             2.93, the image is not that of the root volume.
+        NotFound: Before 2.93, the root volume does not exist for the caller.
         Unavailable: Before 2.93, the block storage service does not answer or is not in the
             catalogue.
     """
@@ -186,9 +189,10 @@ def _check_reimage(request: Request, root: BlockDeviceRow, image: Image) -> bool
 def _build_image_columns(
     server: ServerRecord, image: Image, boots_from_volume: bool, reimage: bool
 ) -> JsonObject:
-    """Return the columns of the image. A server that boots from a volume has no image id.
+    """Return the new values of the server's columns about the image.
 
-    Without ``reimage`` such a server keeps its columns.
+    A server that boots from a volume has no image id. Without ``reimage`` such a server keeps its
+    columns.
     """
     if not boots_from_volume:
         return {
@@ -205,8 +209,10 @@ def _build_image_columns(
 def _make_begin(server: ServerRecord, has_new_image: bool, vault: Vault | None) -> Begin:
     """Return a function that begins the rebuild.
 
-    With a new image the action stores the old columns, in case the host refuses the image. The
-    action also stores the new values of columns that other requests may change during the rebuild.
+    With a new image the action also stores the old values of the changed columns, in case the host
+    refuses the image, and the new values of ``_UNGUARDED`` columns, which other requests may change
+    during the rebuild. The function raises Conflict if another request has changed the flavor or
+    the image since the check.
 
     Args:
         server: The row of the server, as checked before.

@@ -45,6 +45,7 @@ def parse_body(request: Request) -> RequestedServers:
         BadRequest: A field is invalid, or the image does not exist for the caller.
         Forbidden: Files or metadata exceed their limits, the caller may not choose a host, or hosts
             could not download the image.
+        Unavailable: An external service does not answer.
     """
     body = request.body["server"]
     min_count, max_count = _parse_counts(body)
@@ -94,12 +95,12 @@ def _parse_counts(body: JsonMapping) -> tuple[int, int]:
 
 
 def _parse_destination(request: Request, body: JsonMapping) -> Destination:
-    """Return the requested zone and host.
+    """Return the requested zone, host and node. Without a zone the configured default applies.
 
     Raises:
         Forbidden: The body names a host or a node, and the caller may not choose one.
-        BadRequest: Both availability_zone and other fields name a host, or availability_zone has
-            more than two colons.
+        BadRequest: Both availability_zone and host or hypervisor_hostname name a host, or
+            availability_zone has more than two colons.
     """
     destination = destinations.parse(
         body.get("availability_zone"), request.services.settings.default_schedule_zone

@@ -12,12 +12,14 @@ from compute_api.compute.servers.create.lookup import NamedResources
 
 
 def check(request: Request, named: NamedResources) -> None:
-    """Check image and flavor.
+    """Check that the image fits the flavor or root volume, and that hardware is supported.
 
     Raises:
-        BadRequest: Image and flavor do not match, no host can provide the requested hardware, or
-            the image is signed and the body has trusted_image_certificates.
-        Forbidden: The flavor has no disk, and the caller may not boot an image with it.
+        BadRequest: The image cannot be used or does not fit, Kilonova does not support the
+            requested hardware, or the image is signed and the body has
+            trusted_image_certificates.
+        Forbidden: The flavor has no disk, the servers do not boot from a volume, and the policy
+            does not allow this.
     """
     flavor, image, root = named.flavor, named.image, named.volumes.root
     if root is not None:

@@ -39,16 +39,20 @@ DELETE_SECONDS, DELETE_POLL_SECONDS = 10.0, 0.25
 
 
 def commit(request: Request, new_servers: NewServers, identity: IdempotentBody) -> Created:
-    """Create the new volumes, and commit the rows of the servers.
+    """Create the new volumes, commit the rows of the servers, and return the result.
+
+    If the quota does not allow max_count servers, fewer are created. New volumes that no server
+    uses are deleted again.
 
     Raises:
         OverQuota: The quota allows fewer than min_count servers.
-        Forbidden: A quota of the volume service refuses a new volume.
+        Forbidden: A quota or the policy of the volume service refuses a new volume.
         BadRequest: The volume service refuses a new volume for another reason, a new volume is
             encrypted, or the server group does not exist any more.
         Conflict: An earlier request used the Idempotency-Key with another body.
         NotImplementedHere: There are files, and this cloud has no key to encrypt them.
-        Unavailable: The volume service does not answer, or the commit may have succeeded or failed.
+        Unavailable: An external service or the database does not answer. After an error of the
+            database the servers may exist, so the volumes stay.
     """
     mappings, service = new_servers.volumes.mappings, request.services.volumes
     if not mappings:
@@ -144,14 +148,16 @@ class NewVolumes:
     ids: list[list[str | None]] = field(default_factory=list)
 
     def create(self, servers: int, zone: str | None) -> None:
-        """Create the volumes of ``servers`` servers. After an error, delete them again.
+        """Start to create the new volumes of ``servers`` servers, and add their ids to ``ids``.
+
+        After an error, delete these volumes again.
 
         Args:
             servers: Number of servers.
             zone: Zone of the volumes, or None for the default of the block storage service.
 
         Raises:
-            Forbidden: A quota of the volume service refuses a volume.
+            Forbidden: A quota or the policy of the volume service refuses a volume.
             BadRequest: The volume service refuses a volume for another reason, or a new volume is
                 encrypted.
             Unavailable: The volume service does not answer.
@@ -173,7 +179,7 @@ class NewVolumes:
             raise
 
     def _create_volume(self, mapping: VolumeMapping, zone: str | None) -> Volume | None:
-        """Create the volume of a mapping, or return None if the volume exists already."""
+        """Start to create and return a mapping's volume, or return None for an existing volume."""
         if mapping.source == VOLUME:
             return None
         return self.service.create(

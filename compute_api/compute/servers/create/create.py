@@ -30,14 +30,16 @@ from compute_api.http.validation import is_true
 
 
 def create(request: Request) -> ApiResponse:
-    """Create servers for POST /servers, and return the response with the id of the first server.
+    """Begin to create servers for POST /servers, and return the id of the first server.
 
-    With return_reservation_id in the body, the response has the reservation id instead.
+    If return_reservation_id is true, the response has the reservation id instead. A repeated
+    request with the same Idempotency-Key creates no servers and gets the ids of the first request.
 
     Raises:
         BadRequest, Forbidden, Conflict: A field or a resource that the body names cannot be used.
             Conflict also means a used Idempotency-Key with another body.
         OverQuota: The quota allows fewer than min_count servers.
+        NotImplementedHere: There are files, and this cloud has no key to encrypt them.
         Unavailable: An external service does not answer, or the result of the commit is unknown.
     """
     identity = IdempotentBody(

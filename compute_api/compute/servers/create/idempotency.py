@@ -26,7 +26,7 @@ def parse_key(text: str | None) -> str | None:
     """Check and return the value of the header Idempotency-Key. None means no header.
 
     Raises:
-        BadRequest: The value is empty, too long, or not printable ASCII.
+        BadRequest: The value is empty, longer than 255 characters, or not printable ASCII.
     """
     if text is None:
         return None

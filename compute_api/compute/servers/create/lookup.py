@@ -84,7 +84,8 @@ def read_flavor(tx: Connection, request: Request, flavor_id: str) -> Flavor:
     """Read a flavor that the caller may use, with its PCI aliases resolved.
 
     Raises:
-        BadRequest: The flavor does not exist for the caller.
+        BadRequest: The flavor does not exist for the caller, or its PCI aliases are malformed or
+            not configured.
     """
     try:
         row = flavors.show(tx, flavor_id, request.scope)

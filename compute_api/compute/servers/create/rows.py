@@ -129,14 +129,14 @@ def build_rows(
     row_ids: Sequence[tuple[str, str]],
     password: str,
 ) -> tuple[list[JsonObject], list[JsonObject]]:
-    """Build the rows of servers, and of the actions that will create their guests.
+    """Build and return the server rows, and the rows of the actions that will create the guests.
 
     Args:
         request: The request.
         new_servers: The common data of the servers.
         reservation_id: Id that all servers of the request have.
         row_ids: For each server its id and the id of its action.
-        password: Password of all servers, stored encrypted in the actions.
+        password: Password of all servers. The actions store it encrypted if the cloud has a key.
 
     Raises:
         NotImplementedHere: There are files, and this cloud has no key to encrypt them.
@@ -185,7 +185,8 @@ def _make_hostname(name: str, server_id: str, suffix: str) -> str:
 
     Args:
         name: Name of the server.
-        server_id: Id of the server, for a name without any usable letter.
+        server_id: Id of the server. A name without usable letters and digits gives
+            ``server-<server_id>``.
         suffix: Distinguishes the servers of one request. Only the text before the suffix is cut.
     """
     plain = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode().lower()

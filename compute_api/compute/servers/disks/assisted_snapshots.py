@@ -30,6 +30,8 @@ FORMAT = "qcow2"
 def create(request: Request) -> JsonObject:
     """Begin a snapshot of an attached volume for POST /os-assisted-volume-snapshots.
 
+    The response repeats the id in ``create_info``, or null, and the id of the volume.
+
     Raises:
         BadRequest: A field is invalid, or the volume or its server does not allow a snapshot.
     """
@@ -69,7 +71,8 @@ def _parse_delete_info(text: str | None) -> JsonObject:
     """Parse the query parameter ``delete_info``.
 
     Raises:
-        BadRequest: The parameter is missing or invalid.
+        BadRequest: The parameter is missing, is no JSON object, has no volume_id, or has another
+            type than ``FORMAT``.
     """
     try:
         delete_info = orjson.loads(text or "")
@@ -98,7 +101,7 @@ def _check_file_name(value: object, name: str) -> str:
 
 
 def _begin(request: Request, row: states.Action, volume_id: str, details: Values) -> None:
-    """Begin the action on the server that has the volume.
+    """Begin the action on the server that has the volume, and wake a conductor.
 
     If another action of the server is running, wait for its end for a limited time.
 
@@ -134,7 +137,7 @@ def _begin(request: Request, row: states.Action, volume_id: str, details: Values
 
 
 def _find_device(request: Request, volume_id: str) -> BlockDeviceRow:
-    """Return the attachment of a volume.
+    """Return the row of a volume's only attachment.
 
     Raises:
         BadRequest: No server has the volume, or the volume is multiattach.

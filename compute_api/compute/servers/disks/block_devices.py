@@ -77,10 +77,10 @@ def parse(body: JsonMapping, read_image: Callable[[str], Image]) -> BlockDevices
 
     Args:
         body: The object ``server`` of the request's body.
-        read_image: Returns the image with an id.
+        read_image: Returns the image with this id. Its errors are passed on.
 
     Raises:
-        BadRequest: A mapping is invalid, or the server has no root disk.
+        BadRequest: A mapping is invalid, or the root disk is missing or ambiguous.
     """
     mappings = _parse_request(body)
     if image_id := str(body.get("imageRef") or ""):
@@ -98,7 +98,8 @@ def _parse_request(body: JsonMapping) -> list[JsonObject]:
     """Return the mappings of the body, converted to the second version.
 
     Raises:
-        BadRequest: The body has mappings of both versions, or a mapping is invalid.
+        BadRequest: The body has mappings of both versions, or a mapping of the first version is
+            invalid.
     """
     if body.get(OLD_FIELD):
         if body.get(FIELD):
@@ -110,10 +111,13 @@ def _parse_request(body: JsonMapping) -> list[JsonObject]:
 
 
 def _convert_all(mappings: Sequence[JsonMapping], has_image: bool) -> list[JsonObject]:
-    """Convert mappings of the first version, which has no boot order.
+    """Convert mappings of the first version, which has no boot order, to the second.
 
     Without an image the server boots from the first volume by device name. Volumes without a device
     name come last. Mappings with ``no_device`` are left out.
+
+    Raises:
+        BadRequest: A mapping is invalid.
     """
     converted = [_convert(mapping) for mapping in mappings if not mapping.get("no_device")]
     if has_image:
@@ -128,7 +132,7 @@ def _convert_all(mappings: Sequence[JsonMapping], has_image: bool) -> list[JsonO
 
 
 def _convert(mapping: JsonMapping) -> JsonObject:
-    """Convert a mapping of the first version.
+    """Convert a mapping of the first version to the second.
 
     Raises:
         BadRequest: The mapping is neither a volume, a snapshot, a swap disk nor an ephemeral disk.
@@ -153,7 +157,9 @@ def _convert(mapping: JsonMapping) -> JsonObject:
 
 
 def _parse_image(image_id: str, properties: Mapping[str, str]) -> list[JsonObject]:
-    """Return the mappings in the properties of an image, or an empty list.
+    """Return the mappings in an image's property ``IMAGE_MAPPINGS``, in the second version.
+
+    Without this property the list is empty.
 
     Raises:
         BadRequest: The property is not a list of valid mappings.
@@ -183,7 +189,9 @@ def _parse_image(image_id: str, properties: Mapping[str, str]) -> list[JsonObjec
 def _merge(
     image_mappings: Sequence[JsonObject], requested: Sequence[JsonObject]
 ) -> list[JsonObject]:
-    """Replace the image's mappings by requested mappings with the same device name.
+    """Return the image's mappings, followed by the requested mappings.
+
+    A requested mapping replaces the image's mapping with the same device name.
 
     An image with a mapping for a root volume contains no data. In this case a requested mapping of
     an image as boot disk is left out.
@@ -210,7 +218,8 @@ def _choose_destination(mapping: JsonMapping) -> str:
     """Return ``LOCAL`` or ``VOLUME``. Volumes and snapshots need no destination_type.
 
     Raises:
-        BadRequest: The destination_type is missing, or does not match the source_type.
+        BadRequest: The destination_type of an image or a blank disk is missing, or that of a volume
+            or snapshot is ``LOCAL``.
     """
     destination = mapping.get("destination_type")
     if destination is None and mapping.get("source_type") in (VOLUME, SNAPSHOT):

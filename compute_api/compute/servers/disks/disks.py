@@ -54,7 +54,7 @@ def choose_disks(
         max_disks: Local disks that a server may have, including its root disk.
 
     Raises:
-        BadRequest: The flavor or the image does not allow a local disk.
+        BadRequest: A local disk is invalid, or the flavor or the image does not allow it.
         Forbidden: The guest has more disks than there are names.
     """
     _check_boot_disk(mappings, flavor, properties)
@@ -80,7 +80,7 @@ def _check_boot_disk(
     The disk may be larger than the mapping requests.
 
     Raises:
-        BadRequest: The mapping requests a larger disk, or another bus, type or format.
+        BadRequest: The mapping requests a larger disk, another bus or type, or any format.
     """
     bus = properties.get("hw_disk_bus") or device_names.VIRTIO
     for mapping in local:
@@ -143,6 +143,8 @@ def _choose_local(
 def check_resize(old: Flavor, disks: JsonObject | None, new: Flavor, most: int) -> None:
     """Check that the new flavor has room for the ephemeral disks, which a resize keeps.
 
+    The number of local disks is checked too.
+
     Args:
         old: The present flavor.
         disks: The requested disks in the server's row, or None for the flavor's disks.
@@ -167,7 +169,7 @@ def check_resize(old: Flavor, disks: JsonObject | None, new: Flavor, most: int) 
 
 
 def _count(flavor: Flavor, disks: JsonObject | None) -> int:
-    """Return the number of local disks of a server, including the root disk."""
+    """Return the number of local disks of a server. The root disk counts, even if on a volume."""
     return 1 + len(local_disks.of(flavor, disks))
 
 
@@ -224,7 +226,7 @@ def _choose_swap(swaps: Sequence[JsonMapping], flavor: Flavor) -> int:
     """Return the size of the swap disk in MiB. Without a size this is the swap size of the flavor.
 
     Raises:
-        BadRequest: There are several swap disks, or the flavor has less swap.
+        BadRequest: There are several swap disks, or the flavor has less swap or no swap.
     """
     if len(swaps) > 1:
         raise errors.BadRequest(f"{FIELD}.guest_format: a server can have one swap disk only.")

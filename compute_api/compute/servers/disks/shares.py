@@ -42,13 +42,14 @@ def show(request: Request, server: ServerRecord, share_id: str) -> JsonObject:
 
 
 def attach(request: Request, server: ServerRecord) -> JsonObject:
-    """Begin to attach a share for POST /servers/{id}/shares.
+    """Begin to attach a share for POST /servers/{id}/shares, and return the new attachment.
 
     Raises:
         NotFound: The share does not exist for the caller.
-        Conflict: Hosts cannot mount the share, the server has the share or the tag already, or the
-            server's state does not allow the action.
+        Conflict: Hosts cannot mount the share, the server's host does not support shares, the
+            server has the share or the tag already, or its state does not allow the action.
         NotImplementedHere: The cloud has no shared file system service.
+        Unavailable: The service does not answer.
     """
     body = request.body["share"]
     request.check(ATTACH, server, waits=True)
@@ -72,8 +73,9 @@ def _read_usable_share(request: Request, share_id: str) -> Share:
 
     Raises:
         NotFound: The share does not exist for the caller.
-        Conflict: Hosts cannot mount the share.
+        Conflict: The share is not available, has no export location, or its protocol is not NFS.
         NotImplementedHere: The cloud has no shared file system service.
+        Unavailable: The service does not answer.
     """
     service = request.services.shares
     if service is None or not service.has_service():

@@ -36,7 +36,10 @@ _CHANGES, _AT_ONCE = Range("2.85"), Range("2.101")
 
 
 def index(request: Request, server: ServerRecord) -> JsonObject:
-    """Return one page of a server's attachments for GET /servers/{id}/os-volume_attachments."""
+    """Return one page of a server's attachments for GET /servers/{id}/os-volume_attachments.
+
+    Since 2.89 volumes that the block storage service has not reserved yet are left out.
+    """
     rows = [
         row
         for row in request.read(volumes.list_of, server.id)
@@ -54,7 +57,8 @@ def show(request: Request, server: ServerRecord, volume_id: str) -> JsonObject:
     """Return an attachment for GET /servers/{id}/os-volume_attachments/{volume_id}.
 
     Raises:
-        NotFound: The server does not have the volume, or the response cannot show it yet.
+        NotFound: The server does not have the volume. Or, since 2.89, the block storage service has
+            not reserved the volume yet.
     """
     row = request.read(volumes.show, server.id, volume_id)
     if not view.is_shown(row, request.version):
@@ -65,12 +69,15 @@ def show(request: Request, server: ServerRecord, volume_id: str) -> JsonObject:
 def attach(request: Request, server: ServerRecord) -> ApiResponse:
     """Begin to attach a volume for POST /servers/{id}/os-volume_attachments.
 
-    Before 2.101 the response is the attachment. Since 2.101 it is 202 without a body.
+    Before 2.101 the response is the attachment, after a wait for the reservation of the volume.
+    Since 2.101 the response is 202 without a body.
 
     Raises:
         NotFound: The volume does not exist for the caller.
-        BadRequest: The volume cannot be used, or before 2.101 could not be reserved.
-        Forbidden: Before 2.101, the policy or quota of the service does not allow the reservation.
+        BadRequest: The server cannot have the volume or has it already, or before 2.101 the volume
+            could not be reserved.
+        Forbidden: No device name is free. Or, before 2.101, the policy or quota of the service does
+            not allow the reservation.
         Conflict: The server's state does not allow the action.
         NotImplementedHere: The cloud has no block storage service.
     """
@@ -102,7 +109,12 @@ def attach(request: Request, server: ServerRecord) -> ApiResponse:
 
 
 def service_of(request: Request) -> TenantVolumes:
-    """Return the block storage service. Raises NotImplementedHere if the cloud has none."""
+    """Return the block storage service.
+
+    Raises:
+        NotImplementedHere: The cloud has no block storage service.
+        Unavailable: The service catalogue cannot be read.
+    """
     service = request.volumes
     if service is None:
         raise errors.NotImplementedHere(
@@ -112,7 +124,7 @@ def service_of(request: Request) -> TenantVolumes:
 
 
 def _refuse_shelved(request: Request, server: ServerRecord, row: states.Action) -> None:
-    """Raise WrongState for a shelved server before 2.20."""
+    """Raise WrongState if the server is shelved or offloaded, before 2.20."""
     if server.vm_state in _SHELVED and request.version not in _OF_SHELVED:
         raise errors.WrongState(row.name, server.id, "vm_state", server.vm_state)
 
@@ -163,8 +175,8 @@ def _check_volume(
 def _has_volume(tx: Connection, server_id: str, volume_id: str) -> bool:
     """Return whether the server has the volume already.
 
-    The action refuses such an attachment later, under the server's lock. So the volume's status,
-    which would give another error, is not checked.
+    The begin of the action refuses such a volume later, under the server's lock. So
+    ``_check_volume`` does not check the volume's status, which would give another error.
     """
     return any(row.volume_id == volume_id for row in volumes.list_of(tx, server_id))
 
@@ -209,7 +221,7 @@ def check_zone(request: Request, volume: Volume, zone: str | None, server_id: st
 
 
 def update(request: Request, server: ServerRecord, volume_id: str) -> None:
-    """Swap the volume or change delete_on_termination, for PUT …/os-volume_attachments/{volume_id}.
+    """Begin a swap or change delete_on_termination, for PUT …/os-volume_attachments/{volume_id}.
 
     Before 2.85 every request is a swap. Since 2.85 one request can do both. The change of
     delete_on_termination is made first, and stays if the swap is refused.
@@ -219,8 +231,8 @@ def update(request: Request, server: ServerRecord, volume_id: str) -> None:
             exist for the caller.
         Forbidden: The policy does not allow the caller a swap.
         BadRequest: A field cannot be changed, or the new volume cannot replace the old volume.
-        Conflict: For a swap, the block storage service is not migrating the volume, or the server's
-            state does not allow the swap.
+        Conflict: For a swap, the block storage service is not migrating the volume, the volume is
+            not attached, or the server's state does not allow the swap.
         NotImplementedHere: For a swap, the cloud has no block storage service.
     """
     body = request.body["volumeAttachment"]
@@ -246,8 +258,8 @@ def _swap(request: Request, server: ServerRecord, volume_id: str, new_volume_id:
     Raises:
         NotFound: The old volume does not exist for the caller.
         BadRequest: The new volume does not exist for the caller, or cannot replace the old volume.
-        Conflict: The service is not migrating the old volume, or the server's state does not allow
-            the action.
+        Conflict: The service is not migrating the old volume, the old volume is not attached, or
+            the server's state does not allow the action.
         NotImplementedHere: The cloud has no block storage service.
     """
     service = service_of(request)
@@ -310,7 +322,7 @@ def _refuse_changed(body: JsonObject, row: BlockDeviceRow) -> None:
 def detach(request: Request, server: ServerRecord, volume_id: str) -> None:
     """Begin to detach a volume for DELETE /servers/{id}/os-volume_attachments/{volume_id}.
 
-    A volume that is already being detached needs no second action.
+    If the volume is already being detached, no action begins, and the request succeeds.
 
     Raises:
         NotFound: The server does not have the volume.

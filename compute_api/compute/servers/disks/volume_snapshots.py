@@ -81,13 +81,13 @@ class VolumeSnapshots:
 
 
 def make(request: Request, server: ServerRecord, name: str) -> VolumeSnapshots:
-    """Create snapshots of all volumes of the server for an image with this name.
+    """Create and return snapshots of all volumes of the server, for an image with this name.
 
-    After an error, the snapshots are deleted again.
+    The guest is frozen meanwhile, if possible. After an error, the snapshots are deleted again.
 
     Raises:
-        Forbidden: A quota of the block storage service does not allow the snapshots.
-        BadRequest: A volume does not exist any more.
+        Forbidden: A quota or the policy of the block storage service does not allow the snapshots.
+        BadRequest: A volume does not exist any more, or the service refuses a request.
         Conflict: A snapshot failed, or the guest could not be frozen although its image requires
             that.
         Unavailable: The service does not answer or is not in the catalogue, or too many requests
@@ -134,6 +134,7 @@ def _await_snapshots(snapshots: VolumeSnapshots) -> None:
 
     Raises:
         Conflict: A snapshot has failed.
+        Problem: The block storage service does not answer, or refuses a poll.
     """
     until = time.monotonic() + WAIT_SECONDS
     while True:
@@ -158,11 +159,11 @@ def _await_snapshots(snapshots: VolumeSnapshots) -> None:
 
 @contextmanager
 def _freeze_guest(request: Request, server: ServerRecord) -> Iterator[None]:
-    """Freeze the guest's file systems during the with block.
+    """Freeze the guest's file systems, and thaw them at the end of the with block.
 
     The block runs without a freeze if the server is not ACTIVE, or if the freeze fails and the
     image does not require it. The host thaws the file systems after ``STILL_SECONDS`` even if the
-    request to do so is lost.
+    request to thaw is lost.
 
     Raises:
         Conflict: The freeze failed, and the server's image requires the freeze.
@@ -196,7 +197,10 @@ def _freeze_guest(request: Request, server: ServerRecord) -> Iterator[None]:
 def _build_properties(
     server: ServerRecord, rows: Sequence[BlockDeviceRow], snapshots: Sequence[str]
 ) -> dict[str, str]:
-    """Return the image properties that Nova uses for servers that boot from volumes."""
+    """Return the properties of an image that consists of volume snapshots, in Nova's format.
+
+    ``snapshots`` has the id of a snapshot for each of ``rows``.
+    """
     mappings = [
         *_list_local_mappings(server),
         *(_build_mapping(row, snapshot) for row, snapshot in zip(rows, snapshots, strict=True)),
@@ -229,9 +233,10 @@ def _build_mapping(row: BlockDeviceRow, snapshot_id: str) -> JsonObject:
 
 
 def _list_local_mappings(server: ServerRecord) -> list[JsonObject]:
-    """Return the mappings of the local disks other than the root disk, if the request chose any.
+    """Return the mappings of the local disks other than the root disk, if any were requested.
 
-    Otherwise the list is empty, because the disks of the flavor need no mapping.
+    If the create request chose no local disks, the list is empty, because the disks of the flavor
+    need no mapping.
     """
     if not server.disks:
         return []

@@ -54,7 +54,7 @@ class ServerVolumes:
 def look_up(
     request: Request, mappings: Sequence[VolumeMapping], servers: int, *, boots_image: bool
 ) -> ServerVolumes:
-    """Look up volumes, snapshots, images and volume types that the mappings name.
+    """Look up the sources and types in the mappings, and return the volumes and their root image.
 
     Args:
         request: The request.
@@ -63,9 +63,11 @@ def look_up(
         boots_image: Whether the request names an image, which then describes the root disk.
 
     Raises:
-        BadRequest: A resource does not exist for the caller, or cannot be used.
+        BadRequest: A resource does not exist for the caller, or cannot be used. Or the cloud has no
+            block storage service.
         Forbidden: The policy does not allow the caller to attach volumes, or hosts could not
             download an image.
+        Unavailable: An external service does not answer.
     """
     if not mappings:
         return ServerVolumes()
@@ -129,6 +131,7 @@ def _look_up_source(
 
     Raises:
         BadRequest: The source does not exist for the caller, or cannot be used.
+        Forbidden: Hosts could not download the image.
     """
     source, token = str(mapping.source_id), request.context.token
     if mapping.source == VOLUME:
@@ -167,12 +170,13 @@ def _describe_image(
     existing: dict[str, Volume],
     images: dict[str, Image],
 ) -> Image:
-    """Return the image in the root volume, from the metadata of the volume or of its source.
+    """Return the image in the root volume, without an id.
 
-    The image has no id.
+    This is the image from which the volume is created, or else is built from the metadata of the
+    existing volume or of the snapshot's volume.
 
     Raises:
-        BadRequest: Servers cannot boot from the volume.
+        BadRequest: The volume is not bootable or has no source, or the image is not active.
     """
     if root.source == IMAGE:
         image = images[str(root.source_id)]

@@ -32,10 +32,10 @@ def index(request: Request, server: ServerRecord) -> JsonObject:
 
 
 def show(request: Request, server: ServerRecord, network: str) -> JsonObject:
-    """Return the addresses in one network, for GET /servers/{id}/ips/{network}.
+    """Return the addresses in the network with this name, for GET /servers/{id}/ips/{network}.
 
     Raises:
-        NotFound: The server has no interface in a network with this name.
+        NotFound: The server has no address in a network with this name.
     """
     addresses = view.grouped(server.interfaces)
     if network not in addresses:
@@ -47,10 +47,13 @@ def show(request: Request, server: ServerRecord, network: str) -> JsonObject:
 def add_floating(request: Request, server: ServerRecord) -> None:
     """Associate a floating IP with a server (action addFloatingIp).
 
+    The fixed address is the one in the request, or else the server's first IPv4 address.
+
     Raises:
         NotFound: The floating IP does not exist, or the cloud has no network service.
         Conflict: Several floating IPs have the address.
         BadRequest: The server has no such fixed address, or the network service refuses.
+        Forbidden: The caller may not change the floating IP.
     """
     body, networks, token = (
         request.body["addFloatingIp"],
@@ -115,7 +118,7 @@ def _choose_fixed_address(
         fixed_address: The requested fixed address. None chooses the first IPv4 address.
 
     Raises:
-        BadRequest: The server has no such address.
+        BadRequest: The ports have no such address.
     """
     addresses = [(port["id"], fixed["ip_address"]) for port in ports for fixed in port["fixed_ips"]]
     if not addresses:
@@ -143,12 +146,13 @@ def _choose_fixed_address(
 def add_fixed(request: Request, server: ServerRecord) -> None:
     """Add a fixed address to the server's first port in a network (action addFixedIp).
 
-    The address comes from the first subnet with a free address, IPv4 subnets before IPv6 subnets.
+    The address comes from the first subnet for which the network service accepts the change. IPv4
+    subnets are tried before IPv6 subnets.
 
     Raises:
         NotFound: The server has no port in the network, or the cloud has no network service.
-        BadRequest: The network has no subnet, or the service refuses the address for each subnet,
-            for example because no address is free.
+        BadRequest: The network has no subnet, or the service refuses each subnet, for example
+            because no address is free.
     """
     network_id = str(request.body["addFixedIp"]["networkId"])
     networks, token = network_records.required(request), request.context.token
@@ -181,6 +185,7 @@ def remove_fixed(request: Request, server: ServerRecord) -> None:
     """Remove a fixed address from a port of the server (action removeFixedIp).
 
     Raises:
+        NotFound: The cloud has no network service.
         BadRequest: The server does not have the address, or the network service refuses.
     """
     address = request.body["removeFixedIp"]["address"]

@@ -66,17 +66,18 @@ def show(request: Request, server: ServerRecord, port_id: str) -> JsonObject:
 
 
 def attach(request: Request, server: ServerRecord) -> ApiResponse:
-    """Attach an interface for POST /servers/{id}/os-interface.
+    """Begin to attach an interface for POST /servers/{id}/os-interface, and wait for the guest.
 
     The response is the interface, or 202 without a body if the guest does not have the interface in
     time.
 
     Raises:
         BadRequest, NotFound, Conflict: The network, port or address cannot be used, the server's
-            state does not allow the action, or the action failed.
-        Forbidden: The quota of ports is exhausted, or the network is external.
+            state does not allow the action, earlier actions did not end in time, or the action
+            failed.
+        Forbidden: The quota of ports is exhausted, or a policy does not allow the interface.
         NotImplementedHere: The cloud has no network service.
-        Unavailable: Too many requests are waiting.
+        Unavailable: Too many requests are waiting, or the network service does not answer.
     """
     body = request.body.get("interfaceAttachment") or {}
     networks = request.networks
@@ -98,12 +99,13 @@ def attach(request: Request, server: ServerRecord) -> ApiResponse:
 
 
 def _attach_and_wait(request: Request, server: ServerRecord, args: JsonObject) -> ApiResponse:
-    """Begin the action, wait for the guest's interface, and return the response.
+    """Begin the attachment with these arguments, wait for the guest, and return the response.
 
-    The response is 202 without a body after the timeout.
+    The response is the interface, or after the timeout 202 without a body.
 
     Raises:
-        Conflict: The action failed, or the server's state does not allow the action.
+        Conflict: The action failed, the server's state does not allow the action, or earlier
+            actions did not end in time.
         Forbidden: The action failed, because the policy or quota of the network service forbids it.
     """
     timeout, store = request.services.settings.answer_timeout_seconds, request.services.store
@@ -128,14 +130,14 @@ def _look_up_interface(
 ) -> JsonObject:
     """Look up the requested interface, and return the entry for the action's arguments.
 
-    Without a network or a port in the request this is the project's only network.
+    Without a network or a port in the request this is the only network that the project can use.
 
     Raises:
         BadRequest: The fields do not fit together, or the network, port or address cannot be used.
-            Or the request names no network, and the project has no network or several.
+            Or the request names no network, and the project can use no network or several.
         NotFound, Conflict: The network or port does not exist, or the port or address is in use.
-        Forbidden: The project's quota of ports is exhausted, or the network is external and the
-            policy does not allow that.
+        Forbidden: The project's quota of ports is exhausted, or the network is external and not
+            shared, and the policy does not allow that.
     """
     network_id, port_id, fixed = body.get("net_id"), body.get("port_id"), body.get("fixed_ips")
     if network_id and port_id:
@@ -168,9 +170,12 @@ def _look_up_interface(
 def detach(request: Request, server: ServerRecord, port_id: str) -> None:
     """Begin to detach an interface for DELETE /servers/{id}/os-interface/{port_id}.
 
+    If another action is running, wait until that action has ended.
+
     Raises:
-        NotFound: The server has no interface with this port.
-        Conflict: The server's state does not allow the action.
+        NotFound: The server's row has no interface with this port.
+        Conflict: The server's state does not allow the action, or the running action did not end in
+            time.
     """
     if port_id not in _read_tags(server):
         raise errors.NotFound(f"Server {server.id} has no interface with port {port_id[:80]}.")
@@ -184,7 +189,7 @@ def detach(request: Request, server: ServerRecord, port_id: str) -> None:
 
 
 def _read_tags(server: ServerRecord) -> dict[str, str]:
-    """Return the tags of the server's interfaces by port id."""
+    """Return the tags of the server's interfaces by port id, "" for an interface without a tag."""
     return {interface["port"]: interface["tag"] for interface in loads(server.interfaces or "[]")}
 
 

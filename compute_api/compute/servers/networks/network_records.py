@@ -53,7 +53,7 @@ def is_id(text: str) -> bool:
 
 
 def one(request: Request, resource: str, record_id: str) -> JsonObject:
-    """Return the record with this id.
+    """Return the network service's record with this id.
 
     Args:
         request: The request, whose token the network service checks.
@@ -85,7 +85,7 @@ def conflicts_as(kind: type[errors.Problem], *also: type[errors.Problem]) -> Ite
 
 
 def list_floating_ips(networks: TenantNetworks, token: str, **filters: object) -> list[JsonObject]:
-    """Return the floating IPs, or an empty list if the network service has no routers."""
+    """Return the floating IPs that match all filters, or [] if the service has no routers."""
     try:
         return networks.records(token, FLOATING_IPS, **filters)
     except errors.NotFound:

@@ -76,7 +76,8 @@ def choose_interfaces(
 ) -> ChosenInterfaces:
     """Choose the interfaces and security groups of the servers of one create.
 
-    In a cloud without a network service the servers get no interfaces.
+    A request without networks gets the only network that the project can use, or no interface if
+    there is no such network. In a cloud without a network service the servers get no interfaces.
 
     Args:
         request: The request.
@@ -85,7 +86,10 @@ def choose_interfaces(
         max_count: Requested number of servers, reduced in the result to the quota of ports.
 
     Raises:
-        BadRequest, Forbidden, Conflict: A network, port, address or group cannot be used.
+        BadRequest, Conflict: A network, port, address or group cannot be used, or the choice of a
+            network or group is ambiguous.
+        Forbidden: The policy does not allow the networks, or the quota has ports for fewer than
+            min_count servers.
         Unavailable: The network service does not answer.
     """
     value, names = body.get("networks"), parse_security_groups(body)
@@ -129,7 +133,7 @@ def parse_security_groups(body: JsonMapping) -> list[dict[str, str]]:
 
 
 def _refuse_networks(body: JsonMapping) -> None:
-    """Raise BadRequest for named networks, in a cloud without a network service."""
+    """Raise BadRequest if the request lists networks, because the cloud has no network service."""
     networks = body.get("networks")
     if isinstance(networks, list) and networks:
         raise errors.BadRequest(
@@ -142,8 +146,8 @@ def _check_items(items: Sequence[JsonMapping], max_count: int) -> Sequence[JsonM
     """Return the entries, after a check that each names a port or a network.
 
     Raises:
-        BadRequest: An entry names neither, has fields that exclude each other, or names a port or
-            an address although ``max_count`` is above 1.
+        BadRequest: An entry names no port and no network's UUID, names a port together with an
+            address, or names a port or an address although ``max_count`` is above 1.
     """
     for item in items:
         network_id, port_id, address = item.get("uuid"), item.get("port"), item.get("fixed_ip")
@@ -172,17 +176,20 @@ def _check_items(items: Sequence[JsonMapping], max_count: int) -> Sequence[JsonM
 def look_up_interfaces(
     request: Request, project_id: str, items: Sequence[JsonMapping], refusals: NetworkErrors
 ) -> tuple[list[JsonObject], list[Interface]]:
-    """Return the requested interfaces, and the interfaces of the caller's own ports among them.
+    """Return the requested interfaces, and an ``Interface`` for each existing port among them.
+
+    The requested interfaces are entries of the action's arguments.
 
     Args:
         request: The request.
         project_id: Project of the server.
-        items: Entries of the request. If empty, the project's only network is used, if any.
+        items: Entries of the request. If empty, the only network that the project can use is
+            requested, if any.
         refusals: The errors that differ between a create and an attachment.
 
     Raises:
         BadRequest, Forbidden, NotFound, Conflict: A network, port or address cannot be used, or the
-            entries are empty and the project has several networks.
+            entries are empty and the project can use several networks.
     """
     networks = request.networks
     assert networks is not None
@@ -300,7 +307,7 @@ def _check_network(
     Args:
         request: The request.
         network_id: The requested network.
-        by_id: The requested networks that the project can use, by id.
+        by_id: The requested networks that the caller can see, by id.
         refusals: The errors that differ between a create and an attachment.
 
     Raises:

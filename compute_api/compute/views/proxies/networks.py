@@ -44,7 +44,7 @@ _UNKNOWN = (
 
 
 def network(record: JsonMapping) -> JsonObject:
-    """Return the body of a network in /os-networks."""
+    """Return the body of a network in /os-networks. All keys but id and label are null."""
     return {"id": record["id"], "label": record["name"], **dict.fromkeys(_UNKNOWN)}
 
 

@@ -31,7 +31,7 @@ def grouped(text: str | None) -> dict[str, list[JsonObject]]:
 
 @functools.lru_cache(maxsize=4096)
 def of_server(text: str | None) -> orjson.Fragment:
-    """Return the addresses by network with types and MAC addresses, as in the body of a server.
+    """Return the addresses by network with types and MAC addresses, as JSON text for a server.
 
     Args:
         text: The column ``interfaces``, or None for no addresses.

@@ -74,7 +74,11 @@ _FLAT_NIC = (
 
 
 def diagnostics(report: JsonObject, version: int) -> JsonObject:
-    """Convert the diagnostics that a host reports to the format of this microversion."""
+    """Convert the diagnostics that a host reports to the format of this microversion.
+
+    Before 2.48 this is the flat format, in which values that the host does not report are missing.
+    Since 2.48 such values are null.
+    """
     return _build_standard(report) if version in _STANDARD else dict(_build_flat(report))
 
 

@@ -105,6 +105,8 @@ def action_with_events(
 ) -> JsonObject:
     """Return the body of an action with its events, newest first.
 
+    Before 2.51 the events are left out unless the caller passes ``TRACES``.
+
     Args:
         row: The action.
         journal: All journal entries of the action, oldest first.

@@ -95,7 +95,13 @@ def _embed_json(text: str | None) -> orjson.Fragment:
 
 
 def _get_user_data(row: ServerRecord, view: ServerView) -> str | None:
-    """Return the decrypted user data, or the column unchanged without a key."""
+    """Return the decrypted user data, or unencrypted user data unchanged.
+
+    Without the vault, encrypted user data is returned as stored.
+
+    Raises:
+        Unavailable: No key of the vault opens the user data.
+    """
     stored: str | None = row.user_data
     return view.vault.open_text(stored) if stored and view.vault is not None else stored
 
@@ -168,9 +174,9 @@ def _get_progress(row: ServerRecord, view: ServerView) -> object:
 
 
 def _get_fault(row: ServerRecord, view: ServerView) -> object:
-    """Return the fault of a server in ERROR or DELETED, or the fault of a stuck action.
+    """Return the fault of a server in ERROR or DELETED, or the fault of its stuck action.
 
-    The result is OMITTED for other servers.
+    The result is OMITTED without such a fault. With code 500 only administrators see the details.
     """
     if row.fault is None or (row.action is None and status(row) not in _FAULTY):
         return OMITTED
@@ -395,7 +401,7 @@ RULES = rules(FIELDS) | {EXTRA_SPECS}
 
 
 def shows_user_data(version: int, allowed: frozenset[str]) -> bool:
-    """Return whether the response shows user data, which needs the long columns of servers."""
+    """Return whether responses show user data, for which rows need the column ``user_data``."""
     return USER_DATA in dict(visible_fields(FIELDS, version, allowed).computed)
 
 
@@ -405,7 +411,7 @@ def shows_hosts(allowed: frozenset[str]) -> bool:
 
 
 def one(row: ServerRecord, view: ServerView, version: int, change: bool = False) -> JsonObject:
-    """Return the body of a single server.
+    """Return the body of a single server, or a partial body if the row is damaged.
 
     Args:
         row: The server.
@@ -417,7 +423,10 @@ def one(row: ServerRecord, view: ServerView, version: int, change: bool = False)
 
 
 def rebuilt(row: ServerRecord, view: ServerView, version: int, password: str) -> JsonObject:
-    """Return the body of the response to a rebuild, with the new password."""
+    """Return the body of the response to a rebuild, with the new password.
+
+    Since 2.57 all callers see the user data, as ``user_data`` and not as ``USER_DATA``.
+    """
     server = one(row, view, version, change=True)["server"]
     # All callers see the user data, under its name in REBUILT.
     server.pop(USER_DATA, None)
@@ -442,7 +451,7 @@ def many(
 
 
 def _show_server(getters: VisibleFields, row: ServerRecord, view: ServerView) -> JsonObject:
-    """Return the body of a server, or a partial body if the row is damaged.
+    """Return the body of a server. If the row is damaged, log this and return a partial body.
 
     The partial body has the fields of Nova for unreachable servers (microversion 2.69). So a
     damaged row stays visible and does not make the whole list fail.

@@ -14,7 +14,7 @@ _RUNS = (states.RUNNING, states.POWER_PAUSED)
 
 
 def of(mapping: ShareMappingRow, server: ServerRecord, is_admin: bool = False) -> JsonObject:
-    """Return the body of a share. Only administrators see the export location.
+    """Return the body of a share. Only administrators see the uuid and the export location.
 
     An attached share is shown as active while the guest runs or is paused, otherwise with the
     stored status.

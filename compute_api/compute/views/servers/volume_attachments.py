@@ -25,7 +25,8 @@ def of(row: BlockDeviceRow, version: int, new: bool = False) -> JsonObject:
     Args:
         row: The attachment.
         version: The microversion of the request.
-        new: Whether the body is the response to the attach request, which always has ``id``.
+        new: Whether the body is the response to the attach request. Since 2.89 only this response
+            has ``id``, and all others have attachment_id and bdm_uuid.
     """
     shown: JsonObject = {
         "serverId": row.server_id,

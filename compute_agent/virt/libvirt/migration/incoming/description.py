@@ -114,14 +114,17 @@ COOKIE = _make_shape(
 def domain(own_xml: str, sent: bytes, server: str, fence: int) -> str:
     """Return this host's definition of the guest, completed with values of the running guest.
 
+    The values are the machine type, the CPU, the device addresses, and some marks of the metadata.
+
     Args:
-        own_xml: This host's definition of the guest.
+        own_xml: This host's definition of the guest, from the record of the arrival.
         sent: The domain XML from the other host.
         server: Id of the server.
         fence: Fence for the metadata.
 
     Raises:
-        Unfit: ``sent`` is malformed, too large, or lacks a machine type or devices.
+        Unfit: ``sent`` is malformed or too large, has too many controllers or a value that is not
+            permitted, or lacks a machine type or devices.
     """
     root = _parse(sent, "domain")
     copied = _copy_shape(root, DOMAIN)
@@ -145,7 +148,7 @@ def domain(own_xml: str, sent: bytes, server: str, fence: int) -> str:
 
 
 def uuid_of(sent: bytes) -> str:
-    """Return the UUID in the other host's domain XML, or "" without one. It is not checked.
+    """Return the text of the UUID in the other host's domain XML, unchecked, or "" without a UUID.
 
     Raises:
         Unfit: ``sent`` is not the XML of a domain, or is too large.
@@ -154,12 +157,13 @@ def uuid_of(sent: bytes) -> str:
 
 
 def cookie(sent: bytes, server: str) -> bytes:
-    """Return libvirt's migration cookie, reduced to ``COOKIE``, with this guest's name and id.
+    """Return libvirt's migration cookie, reduced to the elements of ``COOKIE``.
 
-    Empty data (b"") is returned unchanged.
+    The name and the id of the guest are written anew from ``server``. Empty data (b"") is returned
+    unchanged.
 
     Raises:
-        Unfit: ``sent`` is malformed or too large.
+        Unfit: ``sent`` is malformed or too large, or has a value that is not permitted.
     """
     if not sent:
         return b""
@@ -188,7 +192,11 @@ def _parse(sent: bytes, tag: str) -> Element:
 
 
 def _copy_shape(element: Element, shape: Shape) -> Element:
-    """Return a new element with the parts of ``element`` that the shape names."""
+    """Return a new element with only the parts of ``element`` that the shape permits.
+
+    Raises:
+        Unfit: A copied value or the tag of a copied child does not match ``WORD``.
+    """
     copy = Element(
         element.tag,
         {
@@ -214,14 +222,19 @@ def _check_word(value: str) -> str:
 
 
 def _complete_cpu(copied: Element, own: Element) -> None:
-    """Add this host's topology and NUMA memory to the copied CPU."""
+    """Add topology and NUMA memory of the CPU in ``own``, this host's definition, to ``copied``.
+
+    If one of the two has no CPU, nothing is changed.
+    """
     cpu, own_cpu = copied.find("cpu"), own.find("cpu")
     if cpu is not None and own_cpu is not None:
         cpu.extend(part for part in own_cpu if part.tag in ("topology", "numa"))
 
 
 def _swap_socket_name(copied: Element, sent: Element) -> None:
-    """Give the copied domain the other name of the serial console's socket than ``sent`` has.
+    """Name the serial console's socket in ``copied`` differently than in ``sent``.
+
+    ``SERIAL_SOCKETS`` has the two possible names.
 
     Why: ``running_domain.at_destination`` gives the result the name that the copied domain does not
     have. So the result gets the name in ``sent``, which the source chose for the destination.

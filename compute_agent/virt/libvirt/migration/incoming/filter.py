@@ -74,14 +74,17 @@ class Filter:
 
     @staticmethod
     def may_be_long(header: tuple[int, ...]) -> bool:
-        """Return True if a packet with this header may have more than ``MOST_PLAIN`` bytes."""
+        """Return True if a packet with this header may have more than ``MOST_PLAIN`` bytes.
+
+        ``header`` has the numbers of ``rpc.HEADER``.
+        """
         return header[1] == REMOTE and header[3] in (PREPARE, FINISH)
 
     def rewrite(self, data: bytes) -> bytes:
-        """Return the packet to send to the local libvirtd in place of ``data``.
+        """Return the packet to send to the local libvirtd in place of the packet ``data``.
 
         Raises:
-            Refused: The call is not permitted.
+            Refused: The packet is malformed, or the call is not permitted.
         """
         try:
             packet = Packet.read(data)

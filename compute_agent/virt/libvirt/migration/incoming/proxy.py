@@ -113,7 +113,7 @@ class Proxy:
         self._listener.close()
 
     def refuse(self, peer: str, reason: object) -> None:
-        """Count a refusal, and log at most one refusal in ``LOG_EVERY`` seconds."""
+        """Count a refusal, and log it unless another came in the last ``LOG_EVERY`` seconds."""
         now = time.monotonic()
         with self._lock:
             self.refused += 1
@@ -200,12 +200,13 @@ class _Connection:
         self.is_over = ""
 
     def run(self) -> None:
-        """Serve the connection until the end.
+        """Authenticate the peer, and serve the connection until the end.
 
         Raises:
             Refused: The peer is not an expected source, or may not make this call.
             Malformed: The peer does not speak the protocol.
-            OSError: A connection broke.
+            OSError: The TLS handshake failed, the connection broke, or the local libvirtd cannot be
+                reached.
         """
         self._authenticate()
         self._read_by = None
@@ -248,16 +249,18 @@ class _Connection:
                     side.close()
 
     def end(self, fault: str) -> None:
-        """End the connection from another thread.
+        """Close the connection from another thread, so that ``run`` ends.
 
         Args:
-            fault: What the peer did wrong, for the log, or "" if the peer is not at fault.
+            fault: The reason, if the proxy should count and log a refusal, else "".
         """
         self.is_over = self.is_over or fault
         _shut(self._client)
 
     def _authenticate(self) -> None:
         """Authenticate the peer by its certificate, or by its address without TLS.
+
+        With TLS, send the welcome byte that libvirt's clients expect.
 
         Raises:
             Refused: No guest is expected from this peer.
@@ -295,7 +298,13 @@ class _Connection:
         )
 
     def _receive(self) -> bytes | None:
-        """Return the next packet, or None at the end of the connection."""
+        """Return the next packet, or None at the end of the connection.
+
+        Raises:
+            Refused: The packet is longer than permitted or shorter than a header.
+            Malformed: The connection ended in the middle of the packet.
+            OSError: The connection broke.
+        """
         first_byte = self._client.recv(1)
         if not first_byte:
             return None
@@ -326,7 +335,10 @@ class _Connection:
         self._sent_by = None
 
     def _return_answers(self, local: socket.socket) -> None:
-        """Copy answers from the local libvirtd to the peer, in a thread, until either side ends."""
+        """Copy answers from the local libvirtd to the peer until either side ends.
+
+        Then shut the peer's connection down. Runs in a thread.
+        """
         try:
             while data := local.recv(CHUNK):
                 self._send(data)
@@ -366,9 +378,9 @@ def _connect(path: str) -> socket.socket:
 
 
 def _listen_at(address: str, port: int, seconds: float) -> socket.socket:
-    """Return the listening socket.
+    """Return a socket that listens at this address and port.
 
-    The previous agent's proxy may still use the port. Then retry for at most ``seconds``.
+    If the port is in use, for example by the previous agent's proxy, retry for ``seconds``.
 
     Raises:
         OSError: The port is not available.
@@ -411,7 +423,8 @@ def _make_finder(uri: str) -> Callable[[str], bytes]:
 def main(settings: str) -> None:
     """Run the proxy process until standard input and the last connection have ended.
 
-    The first line of the output is ``READY``, or the reason why the proxy cannot listen.
+    The first line of the output is ``READY``, or the reason why the proxy cannot listen. In the
+    second case the function returns at once. SIGTERM and SIGINT are ignored.
 
     Args:
         settings: ``Settings`` as JSON.

@@ -32,7 +32,8 @@ def has_arrived(host: str, port: int, server: str, tls: Tls | None) -> bool:
         tls: This host's certificates and key, or None for plain text.
 
     Raises:
-        NoAnswer: The destination does not answer, or still waits for the guest.
+        NoAnswer: The destination does not answer, gives an invalid answer, or still waits for the
+            guest.
     """
     try:
         reply = _query(host, port, server, tls)

@@ -102,7 +102,8 @@ def settings(state_dir: Path, uri: str, address: str, port: int, tls: Tls | None
 
     Args:
         state_dir: State folder of the agent.
-        uri: libvirt's connection URI. The parameter "socket" names the socket, if it is present.
+        uri: libvirt's connection URI. Without the parameter "socket", the first existing path of
+            ``SOCKETS`` is used.
         address: Address to listen on.
         port: Port to listen on.
         tls: This host's certificates and key, or None for plain text.
@@ -137,7 +138,7 @@ class Records:
     def find(self, server: str) -> Arrival | None:
         """Return the record of the server. None if it is missing, malformed or expired.
 
-        An id that is not a UUID is never used as a path.
+        An id that is not a UUID has no record. A malformed record is logged.
         """
         if not _is_id(server):
             return None
@@ -173,12 +174,12 @@ class Incoming:
         self._ending: list[subprocess.Popen[str]] = []
 
     def expect(self, arrival: Arrival) -> None:
-        """Record the guest as expected for ``LONGEST_SECONDS``, and start the proxy.
+        """Record the guest as expected for ``LONGEST_SECONDS``, and start the proxy if necessary.
 
-        ``until`` of the record is replaced.
+        An earlier record of the server is replaced. ``arrival.until`` is ignored.
 
         Raises:
-            VerbFailed: The proxy cannot listen. The record remains.
+            VerbFailed: The proxy does not start. The record remains.
         """
         self._records.write(dataclasses.replace(arrival, until=time.time() + LONGEST_SECONDS))
         self.keep()
@@ -192,6 +193,8 @@ class Incoming:
 
     def keep(self) -> None:
         """Start the proxy if a guest is expected, else stop the proxy.
+
+        If a guest is expected and the proxy already runs, nothing changes.
 
         Raises:
             VerbFailed: The proxy does not start.

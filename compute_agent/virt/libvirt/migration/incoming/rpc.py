@@ -75,7 +75,7 @@ class Packet:
         )
 
     def reply(self, body: bytes) -> Packet:
-        """Return the reply to this packet, with its serial number."""
+        """Return a reply to this packet with the same serial number and the new body."""
         return replace(self, kind=REPLY, body=body)
 
 
@@ -89,18 +89,22 @@ class Reader:
         self._body, self._at = body, 0
 
     def number(self) -> int:
-        """Read an unsigned number of 32 bits."""
+        """Read an unsigned number of 32 bits, or raise Malformed if the body ends before."""
         return int(NUMBER.unpack(self._take(NUMBER.size))[0])
 
     def opaque(self) -> bytes:
-        """Read bytes of variable length. Strings have the same format."""
+        """Read bytes or a string of variable length, or raise Malformed if the body ends before."""
         length = self.number()
         data = self._take(length)
         self._take(-length % NUMBER.size)
         return data
 
     def optional(self) -> bytes | None:
-        """Read a string that may be absent. Return None if it is absent."""
+        """Read a string that may be absent. Return None if it is absent.
+
+        Raises:
+            Malformed: The body ends before.
+        """
         return self.opaque() if self.number() else None
 
     def strings(self) -> dict[str, list[bytes]]:
@@ -109,7 +113,8 @@ class Reader:
         A name may occur several times. Numbers are skipped.
 
         Raises:
-            Malformed: There are more than ``MOST_PARAMETERS``, or a type is unknown.
+            Malformed: There are more than ``MOST_PARAMETERS``, a type is unknown, or the body ends
+                before.
         """
         values_by_name: dict[str, list[bytes]] = {}
         count = self.number()
@@ -126,7 +131,7 @@ class Reader:
         return values_by_name
 
     def end(self) -> None:
-        """Raise Malformed if the body has more values."""
+        """Raise Malformed if the body has bytes that were not read."""
         if self._at != len(self._body):
             raise Malformed("the body has more values than the call")
 
