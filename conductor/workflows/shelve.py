@@ -116,9 +116,10 @@ def _was_running(run: ShelveRun) -> bool:
 def _fail_shelve(tx: Connection, engine: Engine, run: ShelveRun, problem: StepFailed) -> None:
     """Record that a server that ran before runs again, because the undo has started it.
 
-    Other servers become STOPPED, also those that were paused or suspended.
+    Other servers become STOPPED, also those that were paused or suspended, and those that the undo
+    could not start.
     """
-    if _was_running(run):
+    if _was_running(run) and not run.is_left_off:
         guests.want(tx, [run.server.id], GuestState.RUNNING, True)
         run.set(power_state=states.RUNNING)
     else:
@@ -141,6 +142,7 @@ SHELVE = Workflow(
             "restart",
             "Undo only: start a server that ran before.",
             undo_command=guest.start,
+            undo_starts_guest=True,
             condition=_was_running,
         ),
         replace(images.RECORD, condition=_has_disk),

@@ -12,9 +12,10 @@ import pytest
 
 from common.domain import errors, states
 from common.domain.models import FailureReason, ImageRef
+from common.domain.statuses import GuestState
 from common.domain.wire import to_wire
 from common.store.rows import ActionRow
-from common.store.servers import actions
+from common.store.servers import actions, guests
 from compute_agent.virt.memory.state.script import Fail
 from conductor.engine import runner
 from tests.workflows.frozen import register
@@ -319,6 +320,8 @@ def test_shelve_with_failed_undo_sets_error_with_both_reasons(cloud: Cloud) -> N
     message = cloud.show(trial.server).fault["message"]
     assert "No space." in message
     assert "restart: Cannot start." in message
+    [guest] = cloud.store.read(lambda tx: guests.places(tx, trial.server))
+    assert (guest.wanted, guest.may_run) == (GuestState.STOPPED, False)
 
 
 def test_pause_and_shelve_are_refused_while_snapshot_runs(cloud: Cloud) -> None:
