@@ -248,6 +248,12 @@ class Columns:
         base.metrics = {name: move(column, np.nan) for name, column in base.metrics.items()}
         self.own = {name: move(column) for name, column in self.own.items()}
         self.ids = ids
+        self._index_rows()
+
+    def _index_rows(self) -> None:
+        """Replace what the snapshot has by row number: the masks of traits, and the parts."""
+        self.base.traits = TraitMasks(self.traits.values, self.own["traits"])
+        self.base.parts = cast("dict[int, Parts]", HostParts(self))
 
     def _fill_hosts(self, rows: Rows, at: Numbers) -> None:
         base, values = self.base, dict(zip(rows[0]._fields, zip(*rows, strict=True), strict=True))
@@ -281,7 +287,6 @@ class Columns:
             self.own[name][at] = [
                 numbers.number(text) if text and text != "[]" else 0 for text in texts
             ]
-        base.traits = TraitMasks(self.traits.values, self.own["traits"])
 
     def _fill_stock(self, rows: Rows, at: Numbers) -> None:
         stock = self.base.stock
@@ -334,7 +339,7 @@ class Columns:
             base.devices[row] -= sum(
                 len(assignment.devices) for assignment in self.held.get(base.names[row], ())
             )
-        base.parts = cast("dict[int, Parts]", HostParts(self))
+        self._index_rows()
 
     def fill_aggregates(
         self, rows: Rows, members: Mapping[int, list[str]], default_zone: str
@@ -425,8 +430,7 @@ class Columns:
             numbers: Shared[str, Any] = cast("Shared[str, Any]", shared)
             self.own[name] = numbers.forget(self.own[name])
         base.facts = self.facts.values
-        base.traits = TraitMasks(self.traits.values, self.own["traits"])
-        base.parts = cast("dict[int, Parts]", HostParts(self))
+        self._index_rows()
 
 
 def _parse_facts(key: HostKind) -> JsonMapping:

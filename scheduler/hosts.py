@@ -102,7 +102,7 @@ class Hosts:
         self._measured_at = 0
         #: By image.
         self._properties: dict[str, dict[str, str]] = {}
-        self._refreshed = self._counted = self._measured = float("-inf")
+        self._refreshed = self._chosen = self._counted = self._measured = float("-inf")
 
     # --- Reading ---
     def refresh(self, at_once: bool = False) -> bool:
@@ -166,20 +166,19 @@ class Hosts:
     def _choose_next(self, moment: float) -> list[int]:
         """Return the ids of the next providers to read again although no change was reported.
 
-        Their share of all providers is the share of ``ROUND_SECONDS`` since the last read, up to
-        ``MAX_HOSTS_IN_TURN`` providers. The first call returns no ids. After the last provider, one
-        call returns no ids and drops unused values (``Columns.tidy``), and the next call begins
-        again with the first provider.
+        Their share of all providers is the share of ``ROUND_SECONDS`` since the last call that
+        returned ids, up to ``MAX_HOSTS_IN_TURN`` providers. The first call returns no ids. After
+        the last provider, one call returns no ids and drops unused values (``Columns.tidy``), and
+        the next call begins again with the first provider.
         """
         columns = self._columns
-        share = (
-            min(1.0, (moment - self._refreshed) / ROUND_SECONDS)
-            if self._refreshed > float("-inf")
-            else 0.0
-        )
+        if self._chosen == float("-inf"):
+            self._chosen = moment
+        share = min(1.0, (moment - self._chosen) / ROUND_SECONDS)
         number = min(MAX_HOSTS_IN_TURN, int(share * columns.ids.size))
         if not number:
             return []
+        self._chosen = moment
         next_ids = columns.ids[columns.ids > self._turn][:number]
         if not next_ids.size:
             columns.tidy()

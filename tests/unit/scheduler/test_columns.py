@@ -187,6 +187,20 @@ def test_refresh_reads_every_host_in_turn_despite_unchanged_time(cloud: Cloud) -
     )
 
 
+def test_refresh_reads_every_host_within_minute_when_called_every_100_ms(cloud: Cloud) -> None:
+    cloud.host("a"), cloud.host("b")
+    hosts = load_hosts(cloud)
+    cloud.clock.seconds += 10
+    hosts.refresh()
+    # This change does not update the time of the providers.
+    with cloud.store.begin() as tx:
+        tx.execute(sa.update(schema.inventories).values(total=7))
+    for _ in range(900):
+        cloud.clock.seconds += 0.1
+        hosts.refresh()
+    assert hosts.snapshot().stock["VCPU"].free.tolist() == [7, 7]
+
+
 def test_columns_share_equal_facts_of_hosts_and_forget_unused_ones(cloud: Cloud) -> None:
     for name in ("a", "b", "c"):
         cloud.host(name)
@@ -248,6 +262,33 @@ def test_columns_have_mask_of_hosts_per_trait(cloud: Cloud) -> None:
     )
     hosts.refresh(at_once=True)
     assert hosts.snapshot().traits["CUSTOM_Y"].tolist() == [True, False]
+
+
+def test_columns_move_traits_and_parts_when_host_is_removed(cloud: Cloud) -> None:
+    node = NumaNode(0, cpus=[0, 1], pcpus=[2, 3], memory_mb=4096)
+    for name in ("a", "b"):
+        cloud.host(name)
+    trait = {"provider_id": cloud.ids["b"], "trait": "CUSTOM_X", "by_hand": True}
+    assignment = HardwareAssignment([AssignedNumaNode(0, [0], {"0": 16}, 4, 0)])
+    change(
+        cloud,
+        "b",
+        insert_host(cloud, "b", numa_nodes=to_wire([node])),
+        insert_guest(cloud, "s", "b", assignment=assignment),
+        sa.insert(schema.provider_traits).values(**trait),
+    )
+    hosts = load_hosts(cloud)
+    before = hosts.snapshot()
+    assert before.traits["CUSTOM_X"].tolist() == [False, True]
+    parts = before.parts[1]
+    assert parts.held == [assignment]
+    with cloud.store.begin() as tx:
+        tx.execute(sa.delete(schema.providers).where(schema.providers.c.host == "a"))
+    cloud.clock.seconds += 10
+    hosts.refresh(at_once=True)
+    after = hosts.snapshot()
+    assert after.names == ["b"] and after.traits["CUSTOM_X"].tolist() == [True]
+    assert dict(after.parts) == {0: parts}
 
 
 def test_columns_have_numa_nodes_and_devices_with_their_assignments(cloud: Cloud) -> None:
