@@ -61,8 +61,8 @@ class Host:
 
     def read_session(self) -> int:
         """Return the host's session, a random number that changes with each registration."""
-        [(read_session,)] = self.live.rows("SELECT session FROM hosts WHERE name = ?", self.name)
-        return int(read_session)
+        [(session,)] = self.live.rows("SELECT session FROM hosts WHERE name = ?", self.name)
+        return int(session)
 
 
 @pytest.fixture
@@ -132,7 +132,7 @@ def test_osc_placement_shows_allocations_of_server_until_delete(host: Host) -> N
         rest.await_status(server, "ACTIVE")
         allocations, usage = host.run_for_json(
             f"resource provider allocation show {server}",
-            f"resource usage show {live.seed.demo.read_session.get_project_id()}",
+            f"resource usage show {live.seed.demo.session.get_project_id()}",
         )
         assert [row["resources"] for row in allocations] == [
             {"VCPU": 1, "MEMORY_MB": 2048, "DISK_GB": 20}
@@ -287,7 +287,7 @@ def test_osc_placement_refuses_users_with_403(host: Host) -> None:
 
 
 def test_placement_answers_broken_requests_with_400(host: Host) -> None:
-    token = host.live.seed.admin.read_session.get_token()
+    token = host.live.seed.admin.session.get_token()
     head = (
         f"POST /resource_providers HTTP/1.1\r\nHost: x\r\nConnection: close\r\nX-Auth-Token: {token}\r\n"
         "Content-Type: application/json\r\n"
