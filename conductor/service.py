@@ -130,17 +130,25 @@ class Messages:
         self._gateway = gateway
 
     def select(self, specs: list[RequestSpec], fresh: bool) -> list[Selection]:
-        """Request hosts from a scheduler, without a second try if no scheduler answers.
+        """Request proposed hosts from a scheduler, and return a selection for each spec.
 
-        The runner repeats the request later, so that other actions need not wait here.
+        Without an answer there is no second try here, so that other actions need not wait. The
+        runner repeats the request later.
+
+        Args:
+            specs: The requirements of each server.
+            fresh: True if the scheduler must read the hosts again.
+
+        Raises:
+            Unavailable: No scheduler answers (NoAnswer), or its database does not answer.
         """
         return self._scheduler.select(specs, fresh)
 
     def do(self, host: str, commands: list[Command]) -> None:
         """Send commands to a host.
 
-        If no ticket can be issued, the remaining commands are not sent. The host gets them in the
-        answer to its next report.
+        If no ticket can be issued, this is logged, and the remaining commands are not sent. The
+        host gets them in an answer to a later report.
         """
         for part in _parts(commands):
             try:
@@ -151,9 +159,10 @@ class Messages:
             self._agents.do(host, part, access)
 
     def cache_images(self, host: str, images: list[ImageRef]) -> None:
-        """Let a host fetch images before a server needs them.
+        """Send a host the request to fetch images before a server needs them.
 
-        If no ticket can be issued, the remaining images are not sent. The sweep tries again later.
+        If no ticket can be issued, this is logged, and the remaining images are not requested. The
+        sweep tries again later.
         """
         for part in _parts(images):
             try:
@@ -171,12 +180,13 @@ class Messages:
 
         Raises:
             Unavailable: No ticket can be issued.
+            ValueError, TypeError: As in ``Gateway.for_commands``.
         """
         return self._gateway.for_commands(host, commands)
 
 
 def _parts(items: list[T]) -> list[list[T]]:
-    """Split commands or images into lists whose images fit into one ticket."""
+    """Split commands or images into lists of at most ``MOST``, the limit of images of a ticket."""
     return [items[at : at + MOST] for at in range(0, len(items), MOST)]
 
 
@@ -291,7 +301,10 @@ class Conductor:
             self._heard_hosts.add(host)
 
     def advance(self, lane: Lane, woken: threading.Event) -> None:
-        """Loop: advance the due actions of a lane, then wait for a wake-up or a second."""
+        """Loop until ``close``: advance a lane's due actions, then wait up to a second.
+
+        Setting ``woken`` ends the wait.
+        """
         while not self._stop.is_set():
             woken.clear()
             try:
@@ -307,7 +320,7 @@ class Conductor:
             woken.wait(LOOK_SECONDS)
 
     def take_reports(self) -> None:
-        """Loop: answer the reports that arrived since the last round."""
+        """Loop until ``close``: answer the waiting reports, at most ``MAX_SYNCS`` in a round."""
         while not self._stop.is_set():
             self._reports_waiting.wait(SWEEP_SECONDS)
             self._reports_waiting.clear()
@@ -339,7 +352,11 @@ class Conductor:
             self._woken.set()  # After a boot of a host, the start of its guests is due.
 
     def sweep(self, wakeup: conductor_rpc.ConductorWakeup) -> None:
-        """Loop: run the sweep once a second."""
+        """Loop until ``close``: run the sweep once a second.
+
+        Each round first sends a message to this conductor itself, to check the broker
+        (``loop_back``), and at the end stores the numbers of refused messages.
+        """
         watch = Watch()
         while not self._stop.wait(SWEEP_SECONDS):
             wakeup.wake()
@@ -361,9 +378,9 @@ class Conductor:
                 log.exception("a sweep failed; the next begins in a second")
 
     def _note_refusals(self) -> None:
-        """Store the numbers of refused messages by host, for ``kilonova hosts``.
+        """Add the new numbers of refused messages to the hosts' rows, for ``kilonova hosts``.
 
-        Only the ``MAX_NOTED_HOSTS`` hosts with the highest numbers are stored.
+        Only the ``MAX_NOTED_HOSTS`` hosts with the highest numbers are counted.
         """
         refused = self._refusals.take() if self._refusals is not None else None
         if refused:
@@ -372,7 +389,7 @@ class Conductor:
             self.engine.store.write(lambda tx: hosts.note_refusals(tx, most), alone=False)
 
     def clean_up(self) -> None:
-        """Loop: retry pending cleanups at external services."""
+        """Loop until ``close``: retry due cleanups at external services every few seconds."""
         while not self._stop.wait(CLEANUP_SECONDS):
             try:
                 while (
@@ -387,7 +404,10 @@ class Conductor:
                 )
 
     def act_on_hosts(self, actions: HostActions) -> None:
-        """Loop: advance drains and evacuations of hosts."""
+        """Loop until ``close``: advance drains and evacuations of hosts.
+
+        At the end, release this conductor's leases on them.
+        """
         while not self._stop.wait(SWEEP_SECONDS):
             try:
                 actions.advance()
@@ -399,7 +419,10 @@ class Conductor:
             actions.close()
 
     def send_notifications(self, sender: NotificationSender) -> None:
-        """Loop: write notices of the usage audit, and send the notifications in the outbox."""
+        """Loop until ``close``: write notices of the usage audit, and send the outbox.
+
+        At the end, release the sender's lease.
+        """
         while not self._stop.wait(SWEEP_SECONDS):
             try:
                 sender.audit_usage()
@@ -413,7 +436,7 @@ class Conductor:
             sender.release()
 
     def start(self, wakeup: conductor_rpc.ConductorWakeup) -> list[threading.Thread]:
-        """Start a thread for each loop, and return the threads."""
+        """Register the database gauges, start a thread for each loop, and return the threads."""
         metrics.collect(DatabaseGauges(self.engine.store))
         loops: list[tuple[str, Callable[[], None]]] = [
             ("runner", lambda: self.advance(Lane.INSIDE, self._woken)),
@@ -436,8 +459,7 @@ class Conductor:
     def close(self) -> None:
         """Let the threads end after their current rounds, without waiting for them.
 
-        Reports that wait for an answer fail with Unavailable. Their hosts send them again, to
-        another conductor.
+        Reports that no round has taken yet fail with Unavailable. Their hosts send them again.
         """
         with self._lock:
             self._stop.set()
@@ -463,10 +485,13 @@ def _notification_sender(conf: cfg.ConfigOpts, engine: Engine) -> NotificationSe
 
 
 def check_options(conf: cfg.ConfigOpts) -> None:
-    """End the process with a message if options contradict each other or are missing.
+    """End the process with a message if the fencing hook or the command secret is missing.
+
+    The fencing hook is required if [ha] evacuate is set.
 
     Raises:
-        ConfigError: The image gateway has a plain HTTP URL on another machine.
+        ConfigError: The image gateway has a plain HTTP URL on another machine without [tls]
+            allow_plain_text, or the files of [tls] cannot be used.
     """
     if problem := automatic_evacuation.refusal(conf.ha.evacuate, conf.conductor.fencing_hook):
         service.refuse("conductor", problem)
@@ -517,8 +542,13 @@ def _take_over(engine: WorkflowEngine, conf: cfg.ConfigOpts) -> None:
 def open_up(conf: cfg.ConfigOpts) -> Callable[[], None]:
     """Connect to the database and the broker, and start the threads of the conductor.
 
+    This waits until the database has the tables of this release.
+
     Returns:
         The function that stops the threads and closes the connections.
+
+    Raises:
+        ConfigError: An option is not valid, or a service refuses the login.
     """
     check_options(conf)
     access.check(conf, access.DATABASE, access.BROKER, access.IDENTITY)

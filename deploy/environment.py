@@ -165,7 +165,7 @@ def make_docs(log: Path) -> str:
 
 
 def docs_command(folder: Path) -> list[str | Path]:
-    """Return the command that builds the site from docs/ in ``folder``. A warning is a failure."""
+    """Return the command that builds the site of docs/ into ``folder``, and fails on warnings."""
     options = ("--quiet", "--fail-on-warning", "--keep-going", "--fresh-env", "--write-all")
     return [DOCS / "bin/sphinx-build", *options, ROOT / "docs", folder]
 
@@ -247,7 +247,7 @@ def make_samples(log: Path) -> str:
 
 
 def has_samples() -> bool:
-    """Return True if the samples belong to the pinned package."""
+    """Return True if ``make_samples`` has stored the samples of the pinned package."""
     stamp = SAMPLES / ".pin"
     return stamp.exists() and stamp.read_text() == SAMPLES_PIN.read_text()
 
@@ -266,7 +266,7 @@ def _lock_stamp(folder: Path, lock: Path) -> Path:
 
 
 def _make_environment(folder: Path, lock: Path, log: Path) -> None:
-    """Make a virtual environment with exactly the packages of the lock."""
+    """Replace ``folder`` by a virtual environment with exactly the packages of the lock."""
     run(
         [VENV / "bin/uv", "venv", "--quiet", "--clear", "--python", PYTHON, folder], ADVICE, log=log
     )
@@ -279,7 +279,10 @@ def _make_environment(folder: Path, lock: Path, log: Path) -> None:
 def _installer(
     *options: str | Path, python: Path = PYTHON
 ) -> tuple[list[str | Path], dict[str, str]]:
-    """Return uv's command that installs packages with these options, and its variables."""
+    """Return uv's command that installs packages with these options, and variables to add.
+
+    The packages go into the environment of ``python``, unless an option names another place.
+    """
     index = os.environ.get("PIP_INDEX_URL")
     # Trust the machine's authorities, for networks with an authority of their own.
     variables = {"UV_NATIVE_TLS": "true"}

@@ -86,10 +86,10 @@ PROMTOOL = ROOT / "build/promtool"
 
 
 def image_packages(image: str = "tiny") -> tuple[str, ...]:
-    """Return the Debian packages that the script deploy/images/IMAGE/build lists in its header.
+    """Return the Debian packages in the line "# debian-packages:" of deploy/images/IMAGE/build.
 
     Raises:
-        Failure: The header has no such line.
+        Failure: The script has no such line.
     """
     name = f"deploy/images/{image}/build"
     match = re.search(r"^# debian-packages: (.+)$", (ROOT / name).read_text(), re.MULTILINE)
@@ -104,12 +104,13 @@ _KERNEL_NAMED = r"Depends: (linux-image-\S+-cloud-amd64)"
 
 
 def unpack_kernel(log: Path) -> None:
-    """Unpack the guests' kernel into build/kernel, unless the folder has a kernel.
+    """Download the guests' kernel and unpack it into build/kernel, unless a kernel is there.
 
-    The package is not installed, because this machine would boot that kernel.
+    The package is not installed, because this machine would then boot that kernel.
 
     Raises:
-        Failure: The package cannot be downloaded or unpacked.
+        Failure: apt does not know the package, the package cannot be downloaded or unpacked, or
+            depmod fails.
     """
     if any(KERNEL_FOLDER.glob("boot/vmlinuz-*")):
         return
@@ -133,9 +134,9 @@ def unpack_kernel(log: Path) -> None:
 
 
 def unpack_promtool(log: Path) -> None:
-    """Unpack promtool into build, unless present.
+    """Download the package of promtool and extract ``PROMTOOL``, unless the file exists.
 
-    The package is not installed, because it would start a server in most releases.
+    The package is not installed, because in most releases that starts a Prometheus server.
 
     Raises:
         Failure: The package cannot be downloaded or unpacked, or the release is not in
@@ -151,7 +152,9 @@ def unpack_promtool(log: Path) -> None:
 
 
 def _unpack(package: str, folder: Path, log: Path) -> Path:
-    """Download and unpack a Debian package into an empty folder, and return the folder.
+    """Download a Debian package, unpack it into ``folder``, and return the folder.
+
+    An existing folder is replaced.
 
     Raises:
         Failure: The package cannot be downloaded or unpacked.
@@ -181,7 +184,7 @@ def release() -> dict[str, str]:
 
 
 def postgresql_version() -> str:
-    """Return the version of PostgreSQL in this release's archive.
+    """Return the major version of PostgreSQL in this machine's release, for example "15".
 
     Raises:
         Failure: The release is not in ``RELEASES``.
@@ -190,23 +193,31 @@ def postgresql_version() -> str:
 
 
 def databases() -> tuple[str, ...]:
-    """Return the packages of the database servers."""
+    """Return the Debian packages of PostgreSQL and MariaDB for this machine's release.
+
+    Raises:
+        Failure: The release is not in ``RELEASES``.
+    """
     return f"postgresql-{postgresql_version()}", "mariadb-server"
 
 
 def for_up() -> tuple[str, ...]:
-    """Return the packages that ./deploy/up needs."""
+    """Return the Debian packages that ./deploy/up needs."""
     return PYTHON + BROKER + HYPERVISOR + NETWORK + CONSOLE + ("openssh-client",) + image_packages()
 
 
 def for_test() -> tuple[str, ...]:
-    """Return the packages that ./deploy/test needs."""
+    """Return the Debian packages that ./deploy/test needs, including those of ./deploy/up.
+
+    Raises:
+        Failure: The release is not in ``RELEASES``.
+    """
     extras = LINT + EYES + FILE_SYSTEMS + ISCSI + image_packages("debian")
     return for_up() + databases() + extras
 
 
 def for_deb() -> tuple[str, ...]:
-    """Return the packages that ./deploy/deb needs."""
+    """Return the Debian packages that ./deploy/deb needs."""
     return PYTHON + DEBIAN
 
 
@@ -228,16 +239,19 @@ def missing(names: Sequence[str]) -> list[str]:
 
 
 def install(names: Sequence[str], log: Path, *, kernel: bool = True) -> str:
-    """Install those of these packages that are missing, and return a note.
+    """Install the missing packages among ``names``, and return a note for the progress output.
+
+    Units of servers in new packages are disabled. These servers are not started, unless the machine
+    has its own policy-rc.d.
 
     Args:
         names: The packages.
-        log: The file that gets apt's output.
-        kernel: Also unpack the kernel of the guests.
+        log: The file that gets the output of apt and systemctl.
+        kernel: Also unpack the kernel of the guests, even if no package is missing.
 
     Raises:
-        Failure: Packages are missing and the process is not root, apt fails, or the kernel cannot
-            be unpacked.
+        Failure: Packages are missing and the process is not root, apt or systemctl fails, or the
+            kernel cannot be unpacked.
     """
     missing_names = missing(names)
     if not missing_names:
@@ -268,7 +282,10 @@ def install(names: Sequence[str], log: Path, *, kernel: bool = True) -> str:
 
 @contextmanager
 def _prevent_service_starts() -> Iterator[None]:
-    """Prevent that new packages start services, unless the machine has its own policy-rc.d."""
+    """Keep packages that are installed within the context from starting services.
+
+    If the machine has its own policy-rc.d, that file decides instead.
+    """
     if POLICY.exists():
         yield
         return
@@ -298,9 +315,12 @@ def _enabled_units() -> set[str]:
 
 
 def _disable(units: set[str], log: Path) -> None:
-    """Disable the units of servers among ``units``.
+    """Disable the units whose names begin with that of a known server, for example rabbitmq.
 
-    They would start at the machine's next boot and take the ports.
+    These units would start at the machine's next boot and take the ports.
+
+    Raises:
+        Failure: systemctl fails.
     """
     ours = sorted(
         unit

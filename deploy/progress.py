@@ -43,7 +43,7 @@ def steps(
 ) -> None:
     """Run the steps in order, each with a line such as ``[3/14] title …``.
 
-    The note that a step returns is printed below its line.
+    Below the line follow the note that the step returns, and its duration if that is 1 s or more.
 
     Args:
         table: Title and function of each step.
@@ -97,7 +97,7 @@ def run(
     Args:
         command: The program and its arguments.
         todo: Advice for the operator if the program fails.
-        log: The file that gets the command and its output.
+        log: The file to which the command and its output are appended after the program ends.
         env: More environment variables.
         cwd: The working directory.
         timeout: Seconds until the program is killed.
@@ -138,7 +138,9 @@ def run(
 
 
 def private(path: str, flags: int) -> int:
-    """Open a file, and create it with mode 0600. For the argument ``opener`` of ``open``.
+    """Open a file for ``open(..., opener=private)``, and return the file descriptor.
+
+    A new file gets the mode 0600.
 
     Raises:
         OSError: The path is a symbolic link, or cannot be opened.

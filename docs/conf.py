@@ -39,7 +39,10 @@ nitpicky = True
 
 
 def setup(app: Sphinx) -> None:
-    """Connect the functions of this extension to Sphinx, which calls this function at the start."""
+    """Make Sphinx replace each ``<!-- table: NAME -->`` in a page with the generated table.
+
+    Sphinx calls this function at the start. Blocks in the language ``mermaid`` are shown as text.
+    """
     made: dict[str, str] = {}
 
     def ask(app: Sphinx) -> None:

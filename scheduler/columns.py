@@ -51,7 +51,7 @@ class Shared(Generic[K, T]):
         self.values: list[T] = [empty]
 
     def number(self, key: K) -> int:
-        """Return the number of the value for this key, and create the value if necessary."""
+        """Return the number of this key's value, and create the value if the key is new."""
         number = self._numbers.get(key)
         if number is None:
             number = self._numbers[key] = len(self.values)
@@ -59,13 +59,15 @@ class Shared(Generic[K, T]):
         return number
 
     def forget(self, column: Numbers) -> Numbers:
-        """Drop the values that no host uses any more.
+        """Drop the values whose numbers are not in the column, and renumber the others.
+
+        An empty column changes nothing.
 
         Args:
             column: The number of each host's value.
 
         Returns:
-            The column with the new numbers.
+            A column with the new numbers.
         """
         if not column.size:
             return column
@@ -161,10 +163,11 @@ class Columns:
         return rows, self.ids[rows] == provider_ids
 
     def find_outdated(self, changed: Rows, read_at: int) -> list[int]:
-        """Return the ids of the providers whose rows are missing or outdated.
+        """Return the ids in ``changed`` of the providers whose rows are missing or outdated.
 
-        A provider that changed after the last read began is outdated even if generation and time
-        are equal, because two changes may have the same microsecond.
+        A row is outdated if its generation or time differs. A provider that changed when the last
+        read began or later is outdated even if both are equal, because two changes may have the
+        same microsecond.
 
         Args:
             changed: Rows that begin with id, generation and changed_at.
@@ -182,10 +185,11 @@ class Columns:
         return ids[~is_current].tolist()  # type: ignore[no-any-return]
 
     def update_hosts(self, rows: HostRows) -> bool:
-        """Replace the data of the hosts that were read.
+        """Replace the data of the hosts in ``rows``, and add new hosts.
 
         Returns:
-            True if there were new hosts. Then the rows of other hosts may have moved.
+            True if there were new hosts. Then the rows of other hosts may have moved, and the
+            caller must call ``fill_aggregates`` with all aggregates.
         """
         if not rows.providers:
             return False
@@ -210,7 +214,10 @@ class Columns:
         return not has_row.all()
 
     def drop(self, removed_ids: Sequence[int]) -> None:
-        """Remove the hosts of these providers, which moves the rows of other hosts."""
+        """Remove the hosts of these providers, which moves the rows of other hosts.
+
+        The caller must then call ``fill_aggregates`` with all aggregates.
+        """
         remaining = dict(zip(self.ids.tolist(), self.base.names, strict=True))
         for provider in removed_ids:
             self.held.pop(remaining.pop(provider, ""), None)
@@ -219,7 +226,11 @@ class Columns:
         self._arrange_rows(remaining)
 
     def _arrange_rows(self, names: dict[int, str]) -> None:
-        """Resize all columns to exactly these hosts (provider id -> host), and move known rows."""
+        """Resize the columns to exactly these hosts (provider id -> host).
+
+        Known hosts keep their data. New hosts get empty data. The masks of aggregates and traits
+        are not changed.
+        """
         ids = np.array(sorted(names), np.int64)
         is_kept = np.isin(self.ids, ids)
         places = np.searchsorted(ids, self.ids[is_kept])
@@ -350,7 +361,7 @@ class Columns:
             rows: All aggregates.
             members: Hosts of the new and changed aggregates, by id. The others keep their mask.
                 If rows have moved, this must contain all aggregates.
-            default_zone: Zone of hosts in no aggregate with a zone.
+            default_zone: Zone of hosts that are in no aggregate with a zone.
         """
         base, size = self.base, len(self.base.names)
         old_aggregates = {aggregate.id: aggregate for aggregate in base.aggregates}
@@ -387,7 +398,8 @@ class Columns:
     def fill_metrics(self, rows: Rows) -> None:
         """Update metrics from rows of (host, {name: value}).
 
-        Values that are not numbers are ignored. Metrics that are missing in a row keep their value.
+        Unknown hosts and values that are not numbers are ignored. Metrics that are missing in a row
+        keep their value.
         """
         base = self.base
         for host, metrics in rows:
@@ -399,10 +411,10 @@ class Columns:
                     column[base.rows[host]] = value
 
     def fill_images(self, properties: Mapping[str, Mapping[str, str]]) -> None:
-        """Rebuild ``Snapshot.images`` from ``images``, the images of the servers on each host.
+        """Rebuild ``Snapshot.images`` from ``images``, and set ``images_moved`` to False.
 
         Args:
-            properties: Properties of each image, by image id.
+            properties: Properties of each image, by image id. Other images get no properties.
         """
         rows: dict[str, dict[int, int]] = {}
         for row, provider in enumerate(self.ids.tolist()):
@@ -457,9 +469,10 @@ def _parse_object(text: str | None) -> JsonObject:
 
 
 def _parse_records(kind: type[T], text: str) -> list[T]:
-    """Parse the records in a host's column.
+    """Parse a JSON list of records, for example the NUMA nodes of a host.
 
-    A damaged document is logged and counts as empty, so that other hosts stay usable.
+    If any record is damaged, the exception is logged and the result is empty, so that other hosts
+    stay usable.
     """
     try:
         return [from_wire(kind, record) for record in json.loads(text)]
@@ -474,7 +487,7 @@ def _create_stock(size: int) -> Stock:
 
 
 def seed(text: str) -> int:
-    """Return 64 evenly distributed bits that depend only on the text.
+    """Return a 64-bit hash of the text as an integer with evenly distributed bits.
 
     The weighers break near ties with these bits. Every process computes the same bits.
     """

@@ -108,8 +108,11 @@ class Hosts:
     def refresh(self, at_once: bool = False) -> bool:
         """Read changes from the store, unless the last read is less than 50 ms old.
 
+        A read also drops proposals that are older than 5 s or whose host has changed.
+
         Args:
-            at_once: Read in any case, and check for removed hosts.
+            at_once: Read in any case, and check for removed hosts. Other reads check for removed
+                hosts at most once per second.
 
         Returns:
             True if the store was read.
@@ -126,7 +129,10 @@ class Hosts:
         return True
 
     def _read(self, tx: Connection, moment: float, at_once: bool) -> None:
-        """Read changed hosts, the hosts in turn, aggregates and extras.
+        """Update the columns with changed hosts, hosts of ``_choose_next``, aggregates and extras.
+
+        Removed hosts are dropped at most once per second, or with ``at_once``. Aggregates are read
+        if they may have changed or rows have moved.
 
         The rows of each statement are copied before the next statement, which limits the memory.
         The store may repeat the whole function after a conflict.
@@ -155,7 +161,7 @@ class Hosts:
         self._marks = replace(marks, changed=())
 
     def _read_hosts(self, tx: Connection, ids: Sequence[int]) -> bool:
-        """Read all data about these providers. True if ``Columns`` has moved rows for new hosts."""
+        """Read all data about these providers, and return True if new hosts may have moved rows."""
         rows_moved = False
         for start in range(0, len(ids), BATCH_SIZE):
             rows_moved |= self._columns.update_hosts(
@@ -186,7 +192,7 @@ class Hosts:
         return next_ids.tolist()  # type: ignore[no-any-return]
 
     def _drop_removed(self, tx: Connection) -> bool:
-        """Drop hosts that are not in the store any more. True if there were any.
+        """Drop hosts that are not in the store any more, and return True if there were any.
 
         The ids are only read if the store has another number of hosts than this copy.
         """
@@ -200,8 +206,8 @@ class Hosts:
     def _read_extras(self, tx: Connection, moment: float) -> None:
         """Read the metrics and image properties that ``ReadOptions`` requires.
 
-        Metrics are read if the last read of metrics is ``METRICS_INTERVAL_SECONDS`` old. Properties
-        are read for new images, after the images on hosts have changed.
+        Metrics are read at most every ``METRICS_INTERVAL_SECONDS``. Properties are read for new
+        images, after the images on hosts have changed.
         """
         columns = self._columns
         if self._wants.metrics and moment - self._measured >= METRICS_INTERVAL_SECONDS:
@@ -219,6 +225,9 @@ class Hosts:
 
     def read_request_facts(self, specs: Sequence[RequestSpec]) -> RequestFacts:
         """Read the groups of these requests, and the hosts of the servers in their hints.
+
+        The servers of the requests do not count as members of the groups. Only servers of the
+        request's project are read for hints.
 
         Without groups and hints the store is not read, and the result is empty.
 
@@ -260,7 +269,7 @@ class Hosts:
 
         Args:
             facts: Data of the requests, or None for a snapshot without groups and hints.
-            proposals: True to count the servers of current proposals as placed.
+            proposals: True to count the servers of recorded proposals as placed.
         """
         copy = self._columns.base.copy()
         copy.pause = self._wants.pause
@@ -297,7 +306,10 @@ class Hosts:
         Args:
             spec: The request of the server.
             host: Name of a host of the last snapshot.
-            assignment: Hardware that the server would use alone, or None.
+            assignment: Hardware that only this server would use, or None.
+
+        Raises:
+            KeyError: The host is unknown.
         """
         columns = self._columns
         generation = int(columns.own["generations"][columns.base.rows[host]])

@@ -26,11 +26,12 @@ class Proposals:
         self.options = options
 
     def select(self, specs: Sequence[RequestSpec], fresh: bool = False) -> list[Selection]:
-        """Propose hosts for each server, in the order of ``specs``.
+        """Return a selection of hosts for each request, in the order of ``specs``.
 
         Earlier proposals for these servers are dropped, and the first host of each selection is
-        recorded as a proposal. If no host fits a request, its selection has no hosts, and contains
-        the reason.
+        recorded as a proposal. A request without a host is tried once more with data that were read
+        during this call, and without the proposals of other calls. If still no host fits, its
+        selection has no hosts, and contains the reason.
 
         Args:
             specs: The requests.
@@ -70,8 +71,8 @@ class Proposals:
     ) -> list[Choice]:
         """Select again for the servers without a host, and return the completed choices.
 
-        This selection ignores the proposals of earlier calls. Only servers of this call that have a
-        host in ``choices`` count as placed.
+        This selection ignores the proposals of earlier calls. Before it, only servers of this call
+        that have a host in ``choices`` count as placed. ``choices`` is changed.
         """
         snapshot = self._hosts.snapshot(facts, proposals=False)
         missing = []

@@ -96,9 +96,9 @@ def select(
 ) -> list[Choice]:
     """Return a choice for each request, in the order of ``specs``.
 
-    If no host fits a request now, ``hosts`` of its selection is empty. The chosen servers are
+    If no host fits a request now, ``hosts`` of its selection is empty. Each server with a host is
     counted as placed in ``snapshot``, which is changed. If a filter or weigher raises, the
-    exception is logged, and only this request and equal ones get choices without hosts.
+    exception is logged, and only this request and later equal requests get choices without hosts.
     """
     choices: dict[int, Choice] = {}
     for numbers in _group_equal_requests(specs):
@@ -143,12 +143,12 @@ def _group_equal_requests(specs: Sequence[RequestSpec]) -> list[list[int]]:
 def _choose(
     snapshot: Snapshot, batch: Sequence[RequestSpec], options: SelectionOptions
 ) -> list[Choice]:
-    """Choose hosts for the first of these equal requests.
+    """Choose hosts for equal requests, from the first on, and count the servers as placed.
 
     Returns:
-        Choices for as many requests as hosts have room for, at least one. Only one, if the first
-        placed server changes the set of passing hosts. If no host passes, every request gets a
-        choice without hosts.
+        Choices for as many requests as hosts have room for, at least one. Only one choice, if the
+        first placed server changes the set of passing hosts. If no host passes, every request gets
+        a choice without hosts.
     """
     spec = batch[0]
     examination = examine(snapshot, spec, options, len(batch))
@@ -165,7 +165,10 @@ def _choose(
 def examine(
     snapshot: Snapshot, spec: RequestSpec, options: SelectionOptions, count: int = 1
 ) -> Examination:
-    """Apply all checks of the request to all hosts.
+    """Apply all checks of the request to all hosts, and return the result.
+
+    This may change ``snapshot.places``, but places no server. Requests with ``force_host`` and
+    rebuilds have no check of metrics.
 
     Args:
         snapshot: The hosts.
@@ -209,8 +212,9 @@ def _place(
     rows: Numbers,
     options: SelectionOptions,
 ) -> list[Choice]:
-    """Return a choice for each server: the best host with room, and the next hosts as alternates.
+    """Place each server on the best host with room, and return the choices with alternates.
 
+    The servers are counted as placed in ``snapshot``. The alternates are the next hosts with room.
     If the room ends, the last servers get no choice, and the result is shorter than ``batch``.
 
     Only the best ``len(batch) + options.hosts`` hosts can be chosen, because each placement changes
@@ -260,7 +264,10 @@ def _place(
 
 
 def best(score: np.ndarray[tuple[int], np.dtype[np.float64]], number: int) -> Numbers:
-    """Return the positions of the ``number`` highest scores, best first, ties in their order."""
+    """Return the positions of the ``number`` highest scores, best first, or of all if fewer.
+
+    Equal scores keep their order.
+    """
     if score.size <= number:
         return np.argsort(-score, kind="stable")
     limit = np.partition(score, score.size - number)[score.size - number]
@@ -286,6 +293,8 @@ def _take(
 ) -> HardwareAssignment | None:
     """Count the server as placed on the host, and return its hardware assignment.
 
+    A rebuild counts without resources.
+
     Returns:
         None if the server needs no exclusive hardware, or if the host has no fit for it.
     """
@@ -301,7 +310,7 @@ def _take(
 
 # --- Reasons of rejected hosts ---
 def summarize(snapshot: Snapshot, examination: Examination) -> str:
-    """Return the summary of all rejections, or a sentence if no host exists.
+    """Return a summary of all rejections, most frequent first, or a sentence if no host exists.
 
     For example, ``12 hosts: 7 not in zone az1, 4 short of MEMORY_MB (need 4096, most free 2048), 1
     disabled``.

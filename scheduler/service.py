@@ -63,7 +63,10 @@ class OneAtATime:
         self._turn = threading.Lock()
 
     def select(self, specs: list[RequestSpec], fresh: bool) -> list[Selection]:
-        """Call ``Proposals.select``, and record its duration and results as metrics."""
+        """Return the result of ``Proposals.select``, one call at a time.
+
+        The duration, including the wait for other calls, and the results are recorded as metrics.
+        """
         began = time.monotonic()
         with self._turn:
             selections = self._proposals.select(specs, fresh)
@@ -78,7 +81,7 @@ class OneAtATime:
             self._proposals.options = new_options
 
     def explain(self, spec: RequestSpec) -> Explanation:
-        """Call ``Proposals.explain``."""
+        """Return the result of ``Proposals.explain``, one call at a time."""
         with self._turn:
             return self._proposals.explain(spec)
 
@@ -87,7 +90,8 @@ def options(conf: cfg.ConfigOpts) -> SelectionOptions:
     """Build the scheduler's selection options from the configuration.
 
     Raises:
-        ConfigError: A filter or weigher is unknown or cannot be created, or a ratio is no number.
+        ConfigError: A filter or weigher is unknown or cannot be created, or a ratio is not a finite
+            number.
     """
     try:
         metrics = weighers.pairs("[metrics] weight_setting", conf.metrics.weight_setting)
@@ -102,7 +106,10 @@ def options(conf: cfg.ConfigOpts) -> SelectionOptions:
 
 
 def read_options(conf: cfg.ConfigOpts) -> ReadOptions:
-    """Return the ``ReadOptions`` that the configured filters and weighers need."""
+    """Return the ``ReadOptions`` that the options of filters and weighers require.
+
+    The options count even if the weigher is not enabled.
+    """
     return ReadOptions(
         conf.scheduler.default_availability_zone,
         conf.scheduler.build_failure_pause,
@@ -136,10 +143,13 @@ def _apply_options(proposals: OneAtATime, current: ReadOptions, conf: cfg.Config
 
 
 def open_up(conf: cfg.ConfigOpts) -> Callable[[], None]:
-    """Open the store and the broker, and start to answer requests.
+    """Open the store and the broker, start the heartbeat, and start to answer requests.
 
     Returns:
         A function that closes all connections and stops the heartbeat.
+
+    Raises:
+        ConfigError: The options are invalid, or the database or broker refuses the login.
     """
     selection_options = options(conf)
     access.check(conf, access.DATABASE, access.BROKER)

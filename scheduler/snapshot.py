@@ -215,11 +215,13 @@ class Snapshot:
     ) -> None:
         """Count a server as placed on the host. An unknown host is ignored.
 
+        A host with failed builds is paused, because this server is its next try.
+
         Args:
             host: Name of the host.
             resources: Amount by resource class.
             group: Id of the server's group.
-            assignment: The hardware that the server uses alone.
+            assignment: The hardware that only this server uses.
         """
         row = self.rows.get(host)
         if row is None:

@@ -93,7 +93,7 @@ def _weigh_column(
 
 
 def _without_options(weigher: Weigher) -> Factory:
-    """Return a factory that takes only the multiplier of the weigher from the configuration."""
+    """Return a factory that copies the weigher with the multiplier from the configuration."""
     return lambda conf: replace(weigher, multiplier=conf.scheduler[weigher.key])
 
 
@@ -141,9 +141,13 @@ def _weigh_members(policy: str, sign: int, key: str) -> Factory:
 
 
 def _weigh_metrics(conf: cfg.ConfigOpts) -> Weigher:
-    """Return the weigher by metrics of agents, each multiplied by its ratio.
+    """Return the weigher by the sum of metrics of agents, each multiplied by its ratio.
 
-    A host that lacks one of the metrics gets [metrics] weight_of_unavailable instead of the sum.
+    A host that lacks any of the metrics gets [metrics] weight_of_unavailable instead of the sum.
+    Without ratios the weigher has no effect.
+
+    Raises:
+        UnknownWeigher: A text in [metrics] weight_setting has no name, or no finite number.
     """
     ratios = pairs("[metrics] weight_setting", conf.metrics.weight_setting)
     missing_weight = conf.metrics.weight_of_unavailable
@@ -165,7 +169,10 @@ def _weigh_image_properties(conf: cfg.ConfigOpts) -> Weigher:
 
     For each server on the host, the properties that its image has in common with the request's
     image are added up, each with its ratio. Without configured ratios each counts as 1. With
-    ratios, a property without a ratio counts as 0.
+    ratios, a property without a ratio counts as 0. A common property has the same value.
+
+    Raises:
+        UnknownWeigher: A text in image_props_weight_setting has no name, or no finite number.
     """
     ratios = pairs(
         "[scheduler] image_props_weight_setting", conf.scheduler.image_props_weight_setting
@@ -223,11 +230,11 @@ BUILT_IN: dict[str, Factory] = {
 
 
 def load(conf: cfg.ConfigOpts) -> tuple[Weigher, ...]:
-    """Create the weighers in ``[scheduler] enabled_weighers``.
+    """Create the weighers in ``[scheduler] enabled_weighers``, in this order without duplicates.
 
     Raises:
-        UnknownWeigher: A name is unknown, or the weigher of an installed distribution cannot be
-            created.
+        UnknownWeigher: A name is unknown, the weigher of an installed distribution cannot be
+            created, or a ratio of a built-in weigher is invalid.
     """
     names = dict.fromkeys(conf.scheduler.enabled_weighers)
     foreign = third_parties.find_entry_points(
@@ -242,7 +249,9 @@ def load(conf: cfg.ConfigOpts) -> tuple[Weigher, ...]:
 def _load_entry_point(point: metadata.EntryPoint, conf: cfg.ConfigOpts) -> Weigher:
     """Create the weigher of an installed distribution.
 
-    Any exception becomes UnknownWeigher, because third-party code runs here for the first time.
+    Raises:
+        UnknownWeigher: The third-party code raised an exception, of any class, or did not return a
+            ``Weigher``.
     """
     try:
         weigher = point.load()(conf)
@@ -294,7 +303,7 @@ class Scores:
 def scores(
     snapshot: Snapshot, spec: RequestSpec, rows: Numbers, weighers: Sequence[Weigher]
 ) -> Scores:
-    """Return the scores of the hosts in these rows.
+    """Return the score of each host in these rows, and its change when a server is placed there.
 
     Args:
         snapshot: The hosts.
@@ -339,8 +348,8 @@ class _Steps:
 def _read_multipliers(snapshot: Snapshot, weighers: Sequence[Weigher]) -> dict[str, Floats]:
     """Return the multipliers that metadata of aggregates set, as a column by name.
 
-    If aggregates of a host set several values, the smallest applies. Without a value, or with a
-    value that is not a number, the option applies. Infinite values and NaN are ignored.
+    If aggregates of a host set several values, the smallest applies. The option applies to a host
+    without a value, or with any value that is not a number. Infinite values and NaN are ignored.
 
     Returns:
         Only multipliers that an aggregate sets have a column.
@@ -366,6 +375,6 @@ def _read_multipliers(snapshot: Snapshot, weighers: Sequence[Weigher]) -> dict[s
 
 
 def _draw_lots(snapshot: Snapshot, spec: RequestSpec, rows: Numbers) -> Floats:
-    """Return a number from 0 to 1 per host, derived from the server's id and the host's name."""
+    """Return a number from 0 to below 1 per host, derived from the server's id and host's name."""
     mixed = (snapshot.seeds[rows] ^ np.uint64(seed(spec.server))) * np.uint64(0x9E3779B97F4A7C15)
     return (mixed >> np.uint64(40)).astype(np.float64) / 2.0**24

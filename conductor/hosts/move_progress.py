@@ -26,7 +26,8 @@ def seconds(move: Move, at: int) -> float:
 def line(move: Move, at: int) -> str:
     """Return a line about a move under way: server, hosts, status, copied data, duration.
 
-    ``at`` is the current time in µs.
+    ``at`` is the current time in µs. If the move is stuck, the line ends with the reason and the
+    command that lists stuck actions.
     """
     parts = [f"{move.name} ({move.server})", f"{move.source} -> {move.dest or '?'}", move.status]
     parts += [
@@ -46,7 +47,7 @@ def _describe_amount(move: Move, unit: str) -> str:
 
 
 def words(number: float) -> str:
-    """Return a duration as text: 12 s, 3 min 5 s, 2 h 10 min."""
+    """Return a number of seconds as text, for example 12 s, 3 min 5 s or 2 h 10 min."""
     whole = round(number)
     if whole < 60:
         return f"{whole} s"
@@ -58,13 +59,13 @@ def words(number: float) -> str:
 def forecast(
     took: Sequence[float], running: Sequence[Move], waiting: int, parallel: int, at: int
 ) -> float | None:
-    """Return the seconds until all servers have moved, or None if no move has ended yet.
+    """Estimate the seconds until all servers have moved. Return None if ``took`` is empty.
 
-    A move under way ends when its remaining bytes are copied, or else after the median duration.
-    Each end makes room for one waiting server.
+    The rest of a move under way is estimated from its bytes, or else from the median of ``took``.
+    Each end makes room for one waiting server, which takes the median.
 
     Args:
-        took: Durations of earlier moves, in seconds.
+        took: Durations of completed moves, in seconds.
         running: The moves under way.
         waiting: Number of waiting servers.
         parallel: Moves at a time.
@@ -82,9 +83,10 @@ def forecast(
 
 
 def _estimate_remaining(move: Move, at: int, usual: float) -> float:
-    """Estimate the remaining seconds of a move from its bytes, or from the median duration.
+    """Estimate the remaining seconds of a move from its copied and remaining bytes.
 
-    This is only an estimate, because changed memory is copied again.
+    Without these numbers, return the rest of ``usual``, the seconds that a move usually takes, or 0
+    if the move is late. This is only an estimate, because changed memory is copied again.
     """
     done = sum(move.progress.get(f"{unit}_processed", 0) for unit in ("memory", "disk"))
     remaining = sum(move.progress.get(f"{unit}_remaining", 0) for unit in ("memory", "disk"))
@@ -93,7 +95,7 @@ def _estimate_remaining(move: Move, at: int, usual: float) -> float:
 
 
 def summary(progress: Progress) -> str:
-    """Return the progress of a host action as text, with the forecast while servers must move."""
+    """Return a host action's progress as text, with the forecast, if any, while servers move."""
     rest = (
         ""
         if progress.seconds_left is None or not (progress.under_way or progress.waiting)

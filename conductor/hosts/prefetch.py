@@ -23,11 +23,11 @@ BATCH_SIZE = 500
 
 
 def prefetch(engine: Engine) -> None:
-    """Send hosts the images that they must fetch ahead, at most ``BATCH_SIZE``.
+    """Send the due requests to fetch an image ahead to hosts that are up, at most ``BATCH_SIZE``.
 
-    Complete requests are deleted. If notifications are on, notices about them are written. A
-    request that the host has not carried out within a day is deleted too, with a warning in the
-    log.
+    A request is due again, with growing pauses, until the host reports the image as cached.
+    Complete requests are deleted, and so are requests that are older than a day, with a warning in
+    the log. If notifications are on, notices about them are written (``cached_images.settle``).
     """
     over, rows = engine.store.read(
         lambda tx: (cached_images.is_something_over(tx), host_images.due(tx, BATCH_SIZE))

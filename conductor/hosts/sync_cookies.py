@@ -3,7 +3,7 @@
 
 Each answer to a host contains a cookie, and the next report returns it. A cookie is made of the
 conductors' secret, the host, its session and the time. So every conductor recognizes it, and none
-stores it. A cookie is good for one to two minutes. A registration is good once, because it ends
+stores it. A cookie is good for about two minutes. A registration is good once, because it ends
 the session of its cookie.
 """
 
@@ -30,13 +30,14 @@ class SyncCookies:
         self._secret, self._wall = secret, wall
 
     def cookie(self, host: str, session: int) -> str:
-        """Return the cookie for the next report of a host."""
+        """Return the cookie that the host's next report or heartbeat must contain."""
         return self._compute_cookie(host, session, self._slot())
 
     def is_fresh(self, host: str, session: int, cookie: str) -> bool:
         """Return True if a conductor issued this cookie for this host and session recently.
 
-        A cookie is valid for one to two minutes, which depends on the clocks of the conductors.
+        A cookie is valid for 90 to 120 seconds, plus or minus the difference between the clocks of
+        the two conductors.
         """
         slot = self._slot()
         return any(

@@ -9,7 +9,7 @@ from conductor.notifications.objects import versioned
 
 
 def payload(server: JsonMapping, about: JsonMapping) -> JsonObject:
-    """Return the versioned payload: the server's request spec, and the reason of the failure.
+    """Return the versioned payload: the server's id, vm_state and request spec, and the failure.
 
     Args:
         server: The snapshot of the server's row in the outbox.
@@ -31,7 +31,7 @@ def older(event: str, server: JsonMapping, about: JsonMapping) -> tuple[str, Jso
     """Return the name and payload of an event's legacy (unversioned) notification.
 
     Args:
-        event: Name of the versioned notification.
+        event: Name of the versioned notification. The legacy name is its first two words.
         server: The snapshot of the server's row in the outbox.
         about: Further data from the notice, with the failure.
     """
@@ -54,7 +54,7 @@ def older(event: str, server: JsonMapping, about: JsonMapping) -> tuple[str, Jso
 
 
 def _request_spec(server: JsonMapping) -> JsonObject:
-    """Return the request spec. Keys that Kilonova does not store are null."""
+    """Return the ``RequestSpecPayload`` of a server. Fields that are not stored are constant."""
     empty_fields: JsonObject = dict.fromkeys(
         (
             "ignore_hosts",
@@ -95,7 +95,7 @@ def _request_spec(server: JsonMapping) -> JsonObject:
 
 
 def _image(image: JsonMapping) -> JsonObject:
-    """Return the ``ImageMetaPayload`` of the server's image. Keys that are not stored are null."""
+    """Return the ``ImageMetaPayload`` of an image. Fields that are not stored are constant."""
     empty_fields: JsonObject = dict.fromkeys(
         (
             "checksum",

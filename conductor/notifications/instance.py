@@ -128,7 +128,10 @@ def payload(
 
 
 def states(server: JsonMapping, about: JsonMapping) -> JsonObject:
-    """Return the old and new vm_state and task_state. For an unchanged state both are equal."""
+    """Return the old and new vm_state and task_state.
+
+    An old state that is missing in ``about`` counts as unchanged.
+    """
     return {
         "old_state": about.get("old_state", server["vm_state"]),
         "state": server["vm_state"],

@@ -33,7 +33,7 @@ NAMES: dict[str, str | None] = {
 
 
 def name(event: str) -> str | None:
-    """Return the legacy name of an event of a server, or None without a legacy notification."""
+    """Return the legacy name of a server's event, or None if the event has no legacy name."""
     noun, verb, *phase = event.split(".")
     event_name = f"{noun}.{verb}"
     legacy_name = NAMES.get(event_name, f"compute.{event_name}")

@@ -20,9 +20,10 @@ _STATES = ("vm_state", "task_state")
 def of(
     workflows: Workflows, runs: Iterable[AnyRun], settings: NotificationSettings
 ) -> list[Notice]:
-    """Return the notices of each run in order: on the server's state, on steps, on the end.
+    """Return the notices about each run: on a changed state of the server, on steps, on the end.
 
-    The last notice is on the abort or forced completion of a live migration, if any.
+    ``settings`` selects the watched states. The last notice of a run is on the abort or forced
+    completion of a live migration, if any.
     """
     return [
         notice
@@ -91,9 +92,10 @@ def _describe_request(run: AnyRun) -> dict[str, str]:
 
 
 def _describe_fault(run: AnyRun) -> JsonObject:
-    """Return the first failed step of the run and the reason, with the details for operators.
+    """Return the fault of a failed run: exception, message, step, and the details for operators.
 
-    Why: notifications go to operators.
+    The step is the first that failed in this transaction, or else the action's current step. The
+    details are included, because notifications go to operators.
     """
     problem = run.data.problem if run.data is not None else None
     step = next(

@@ -37,15 +37,16 @@ class NotificationTransport(Protocol):
     """The connection that sends notifications to the broker."""
 
     def send(self, message: Message) -> None:
-        """Return when the broker has stored the message.
+        """Send a message, and return when the broker has taken it.
 
         Raises:
-            Unavailable: The broker is away.
+            Unavailable: The broker has not taken the message, or this is not known.
+            Exception: The message cannot be sent to any broker.
         """
 
 
 def no_fault(where: str) -> None:
-    """Do nothing. Tests replace this function to crash the conductor at a fault point."""
+    """Do nothing. Tests use a function that crashes the conductor at the point ``where``."""
 
 
 @dataclass
@@ -73,12 +74,12 @@ class NotificationSender:
     def send_batch(self) -> int:
         """Send at most ``BATCH_SIZE`` rows in order, and delete the rows from the outbox.
 
-        The first row that cannot be sent now ends the batch. Then the oldest rows beyond ``limit``
-        are dropped.
+        The batch ends early before a row that cannot be sent now, or if the lease is nearly over.
+        Then the oldest rows beyond ``limit`` are dropped.
 
         Returns:
-            The number of rows sent, or dropped as in ``_send``. 0 if no row waits, another
-            conductor has the lease, or the broker does not answer.
+            The number of rows sent, or dropped as in ``_send``. 0 if no row waits, this conductor
+            has no lease, or the first row cannot be sent now.
         """
         if self.store.read(outbox.is_empty):
             return 0
@@ -104,8 +105,9 @@ class NotificationSender:
     def audit_usage(self) -> None:
         """Write notices of the usage audit for the last complete period, some servers at a time.
 
-        The conductors share this work, and the next call continues with further servers. Without an
-        audit, or within ``AUDIT_SECONDS`` after a call that left no server, this returns at once.
+        A period that was begun earlier is completed first. The conductors share this work, and the
+        next call continues with further servers. Without an audit, or within ``AUDIT_SECONDS``
+        after a call that left no server, this returns at once.
         """
         periods, at = self.audit, self.clock.monotonic()
         if periods is None or at - self.audited_at < AUDIT_SECONDS:
@@ -117,10 +119,11 @@ class NotificationSender:
         self.audited_at = at
 
     def _send(self, row: NotificationRow) -> bool:
-        """Send the messages of a row, and return True if the row can be deleted.
+        """Send the messages of a row, and return True if the caller can delete the row.
 
-        A row without valid messages is dropped at once. A message that failed ``MAX_TRIES`` times
-        although the broker is reachable is dropped too.
+        False: the row is tried again later. A row whose messages cannot be built can be deleted at
+        once. So can a row whose sending failed ``MAX_TRIES`` times although the broker is
+        reachable.
         """
         try:
             row_messages = messages(row, self.form)
@@ -166,5 +169,5 @@ class NotificationSender:
             )
 
     def release(self) -> None:
-        """Release the lease, so that another conductor can continue at once."""
+        """Release this conductor's lease, so that another conductor can continue at once."""
         self.store.write(lambda tx: outbox.let_go(tx, self.owner))

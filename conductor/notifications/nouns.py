@@ -48,7 +48,10 @@ def aggregate(of: JsonMapping) -> JsonObject:
 
 
 def cache_progress(of: JsonMapping) -> JsonObject:
-    """Return the payload about a host that has fetched images ahead, or has failed to."""
+    """Return the payload about a host whose requested images are all cached or given up.
+
+    ``of`` is the aggregate's row with the host, the progress and the host's images.
+    """
     return versioned(
         "AggregateCachePayload",
         "1.0",
@@ -113,7 +116,7 @@ _OLDER = {
 
 
 def payload(event: str, of: JsonMapping) -> JsonObject:
-    """Return the versioned payload of an event, from the row of its object."""
+    """Return the versioned payload of an event, from the snapshot ``of`` of its object."""
     return cache_progress(of) if event == PROGRESS else PAYLOADS[event.split(".")[0]](of)
 
 
@@ -124,7 +127,7 @@ def older(event: str, of: JsonMapping) -> tuple[str, JsonObject] | None:
 
     Args:
         event: Name of the versioned notification, for example aggregate.add_host.start.
-        of: Row of the event's object.
+        of: The snapshot of the event's object.
     """
     noun, verb, *phase = event.split(".")
     if verb == "cache_images":

@@ -71,7 +71,8 @@ def keypair(of: JsonMapping) -> JsonObject:
 def fault(of: JsonMapping | None) -> JsonObject | None:
     """Return the ``ExceptionPayload`` of a failed action, or None without a failure.
 
-    The message is the user's. The traceback field contains the details for operators.
+    The field ``exception_message`` contains the text for users, and ``traceback`` the details for
+    operators.
     """
     if of is None:
         return None
@@ -111,6 +112,8 @@ def addresses(interfaces: list[JsonObject] | None) -> list[JsonObject]:
 
 def server(of: JsonMapping, request: Mapping[str, str]) -> JsonObject:
     """Return the fields that all payloads of servers contain.
+
+    ``block_devices`` and ``shares`` are always empty.
 
     Args:
         of: The snapshot of the server's row in the outbox.

@@ -87,6 +87,7 @@ def spec(
     """Return the server's requirements for a host.
 
     Hosts on which this action has failed, and hosts with an old guest of the server, are excluded.
+    A server with volumes requires the trait ``VOLUMES``.
 
     Args:
         run: The run of an action that places the server.
@@ -135,11 +136,11 @@ def exclude_hosts_with_removals(engine: Engine, runs: Sequence[PlacementRun]) ->
 def propose(engine: Engine, runs: Sequence[R], spec_of: Callable[[R], RequestSpec]) -> None:
     """Request hosts for all runs in one call to a scheduler, and store the proposals in the runs.
 
-    A run fails if its flavor and image require hardware that no host supports. This can happen when
-    the rules have changed since the server was created.
+    A run fails if its flavor and image require hardware that Kilonova does not support. This can
+    happen when the rules have changed since the server was created.
 
     Raises:
-        NoAnswer: No scheduler answers.
+        Unavailable: No scheduler answers (NoAnswer), or its database does not answer.
     """
     fresh, specs = any(run.data.claims_lost for run in runs), []
     for run in runs:
@@ -160,7 +161,7 @@ def propose(engine: Engine, runs: Sequence[R], spec_of: Callable[[R], RequestSpe
 def claim_and_place(
     tx: Connection, engine: Engine, runs: Sequence[R], spec_of: Callable[[R], RequestSpec]
 ) -> None:
-    """Claim a host for each run, and make that host the server's host.
+    """Claim a host for each run, make it the server's host, and insert the guest's record.
 
     Runs without a claim try again or fail, as in ``claim``.
     """
@@ -268,8 +269,8 @@ def _retry(run: PlacementRun, refused: str) -> None:
 def fail_no_valid_host(run: PlacementRun) -> None:
     """Fail the run, because no host fits.
 
-    The text counts the hosts by reason, and contains the error of the last host that was tried. For
-    operators the details list each host by name.
+    The text counts the hosts by reason, and contains the error of the last host that was tried, if
+    any. For operators the details list each host by name.
     """
     assert run.selection is not None
     by_host = [f"{name}: {why}" for name, why in sorted(run.selection.by_host.items())]

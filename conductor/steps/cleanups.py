@@ -37,7 +37,11 @@ class _Busy(Exception):
 
 
 def retry(engine: Engine) -> int:
-    """Try at most ``BATCH_SIZE`` cleanups that are due, and return the number of tries."""
+    """Try at most ``BATCH_SIZE`` cleanups that are due, and return the number of tries.
+
+    Completed cleanups are deleted, unless an action has taken the server meanwhile. The others are
+    postponed.
+    """
     rows = engine.store.write(lambda tx: cleanups.take(tx, REMEDIES, BATCH_SIZE))
     for row in rows:
         _try(engine, row)
@@ -101,9 +105,9 @@ def _clean_ports(engine: Engine, row: CleanupRow, look: Look) -> None:
 
 
 def _delete_binding(engine: Engine, row: CleanupRow, look: Look) -> None:
-    """Delete a port's binding to a host.
+    """Delete a port's binding to a host, unless the binding is active.
 
-    If the server is on that host again, the binding is active and stays.
+    The binding is active if the server is on that host again.
     """
     look()
     networks.service(engine).unbind_at(row.target, row.place)
@@ -123,17 +127,17 @@ def _rotate_backups(engine: Engine, row: CleanupRow, look: Look) -> None:
 
 
 def _reconcile_share(engine: Engine, row: CleanupRow, look: Look) -> None:
-    """Reconcile the rule of the share, because another server may need the rule by now."""
+    """Create the share's access rule if a server needs the rule by now, otherwise delete it."""
     shares.reconcile_rule(engine, row.target, row.place)
 
 
 def _reconcile_attachment(engine: Engine, row: CleanupRow, look: Look) -> None:
-    """Reconcile the attachments of one volume, because the server may have the volume again."""
+    """Bring a volume and its attachments to the state in the server's record."""
     volume_cleanups.reconcile(engine, row, look)
 
 
 def _detach_guest_volume(engine: Engine, row: CleanupRow, look: Look) -> None:
-    """Begin the detach of a volume, if the server still has the volume in status error."""
+    """Begin the detach of a volume, unless its row is gone or has another status than error."""
     volume_cleanups.give_back(engine, row, look)
 
 

@@ -33,6 +33,10 @@ def spec(engine: Engine, run: AnyRun, image: ImageRef | None = None) -> GuestSpe
         run: The run of an action of the server.
         image: Another image for the guest's disk. The hardware still follows the server's own
             image, because that hardware was claimed. None: the server's own image.
+
+    Raises:
+        Unavailable: This conductor has no key that decrypts the request's secrets, the user data or
+            the volumes' connections.
     """
     if image is not None and run.server.image:
         image = replace(image, properties=run.server.image.get("properties", {}))
@@ -97,6 +101,9 @@ def record_running(tx: Connection, run: AnyRun, result: Result) -> None:
 
     Steps that start or pause a guest use this. The wanted state in the guest record stays
     unchanged.
+
+    Raises:
+        TypeError, ValueError: The host has sent a value that is not a number.
     """
     run.set(power_state=_read_power_state(result, states.RUNNING))
 
@@ -105,20 +112,27 @@ def _read_power_state(result: Result, default: int) -> int:
     """Return the power state in the result, or ``default`` if the result contains none.
 
     Raises:
-        TypeError, ValueError: The host has sent another type than a number. Then the result is
-            not processed.
+        TypeError, ValueError: The host has sent a value that is not a number.
     """
     state = power_state(result)
     return default if state is None else int(state)
 
 
 def record_booted(tx: Connection, run: AnyRun, result: Result) -> None:
-    """Record the power state after a boot, and the device names that the boot gives to volumes."""
+    """Record the power state after a boot, and the device names that the boot gives to volumes.
+
+    Raises:
+        TypeError, ValueError: As in ``record_running``.
+    """
     record_running(tx, run, result)
     volumes.name_devices(run)
 
 
 def record_stopped(tx: Connection, run: AnyRun, result: Result) -> None:
-    """Record the reported power state, or SHUTDOWN without one, and that the guest must not run."""
+    """Record the reported power state, or SHUTDOWN without one, and that the guest must not run.
+
+    Raises:
+        TypeError, ValueError: As in ``record_running``.
+    """
     run.set(power_state=_read_power_state(result, states.SHUTDOWN))
     guests.want(tx, [run.server.id], GuestState.STOPPED, False)

@@ -47,7 +47,7 @@ def service(engine: Engine) -> ImageApi:
     """Return the client of the image service.
 
     Raises:
-        Unavailable: The cloud has no image service.
+        Unavailable: This conductor has no client of the image service.
     """
     if engine.images is None:
         raise errors.Unavailable("This conductor has no image service.")
@@ -58,7 +58,7 @@ def try_all(call: Callable[[T], None], members: Iterable[T]) -> None:
     """Call a function for each member, and continue after a refusal.
 
     Raises:
-        Unavailable: At once, without the other members.
+        Unavailable: The service does not answer. The remaining members are not tried.
         Problem: The first refusal, after all members were tried.
     """
     refused: errors.Problem | None = None
@@ -74,7 +74,7 @@ def try_all(call: Callable[[T], None], members: Iterable[T]) -> None:
 
 
 def rotate(engine: Engine, server: str, args: JsonMapping) -> None:
-    """Keep the newest active backups of one type of a server, and delete its older active ones.
+    """Delete a server's active backups of one type, except the newest ``rotation`` backups.
 
     The journal of actions orders the backups. The image service reports times in whole seconds, so
     its order counts only for images that no action in the journal created.
@@ -85,7 +85,7 @@ def rotate(engine: Engine, server: str, args: JsonMapping) -> None:
         args: owner, backup_type, and rotation (the number of backups to keep).
 
     Raises:
-        Problem: The first refusal, after all deletions were tried.
+        Problem: The service refuses. A refused deletion is raised after all deletions were tried.
         Unavailable: The image service does not answer.
     """
     images = service(engine)
@@ -110,7 +110,8 @@ def rotate(engine: Engine, server: str, args: JsonMapping) -> None:
 def check(engine: Engine, image_id: str, flavor: JsonObject) -> None:
     """Check again that an image can be used, because the image may have changed meanwhile.
 
-    The flavor's memory and disk must also be large enough for the image.
+    The flavor's memory and root disk must also be large enough for the image. A root disk of 0 GiB
+    is not compared.
 
     Raises:
         Problem: The image cannot be used. The text contains the reason.
@@ -120,7 +121,9 @@ def check(engine: Engine, image_id: str, flavor: JsonObject) -> None:
 
 
 def check_disk(engine: Engine, image_id: str) -> Image:
-    """Check an image without a comparison with a flavor, and return the image.
+    """Check that hosts can create a disk from an image, and return the image.
+
+    The image is not compared with a flavor.
 
     Raises:
         Problem, Unavailable: As for ``check``.
@@ -131,7 +134,13 @@ def check_disk(engine: Engine, image_id: str) -> Image:
 
 
 def check_own(engine: Engine, run: AnyRun) -> None:
-    """Check the image of the server's disk, as ``check`` does."""
+    """Check the image of the server's disk with the server's flavor, as ``check`` does.
+
+    The server must have such an image (``has_own``).
+
+    Raises:
+        Problem, Unavailable: As for ``check``.
+    """
     check(engine, str((run.server.image or {})["id"]), run.server.flavor)
 
 
@@ -142,7 +151,7 @@ def has_own(run: AnyRun) -> bool:
 
 # --- steps ---
 def _create_record(engine: Engine, run: ImageRun) -> None:
-    """Create the image's record for the server's project."""
+    """Create the image's record for the server's project. An identical record is no error."""
     args, image = run.args, run.server.image or {}
     service(engine).create(
         {

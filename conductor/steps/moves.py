@@ -72,7 +72,10 @@ R = TypeVar("R", bound=MoveRun)
 
 
 def source(run: MoveRun) -> str:
-    """Return the host that the server leaves."""
+    """Return the host that the server leaves.
+
+    Confirm and revert return the source of the move that they end.
+    """
     return run.args.source
 
 
@@ -86,14 +89,14 @@ def destination(run: MoveRun) -> str | None:
 
 
 def claimed_destination(run: MoveRun) -> str:
-    """Return the destination of a move that has claimed one."""
+    """Return the ``destination`` of a move, which must not be None."""
     host = destination(run)
     assert host is not None, "the move has claimed a destination"
     return host
 
 
 def was_running(run: MoveRun) -> bool:
-    """Return True if the server was not stopped before the move, so that it must run afterwards."""
+    """Return True if the server's vm_state before the action was not ``stopped``."""
     return run.args.was != states.STOPPED
 
 
@@ -143,7 +146,7 @@ def _properties(run: MoveRun) -> dict[str, str]:
 
 
 def propose(engine: Engine, runs: Sequence[MoveRun]) -> None:
-    """Request destinations from the scheduler.
+    """Request destinations from the scheduler, and store the proposals in the runs.
 
     A run fails if its hardware options are invalid, or if [DEFAULT] secret_key is not set. An
     evacuation needs no such key.
@@ -153,7 +156,7 @@ def propose(engine: Engine, runs: Sequence[MoveRun]) -> None:
     assignments at once.
 
     Raises:
-        NoAnswer: No scheduler answers.
+        Unavailable: No scheduler answers (NoAnswer), or a database does not answer.
     """
     claims.exclude_hosts_with_removals(engine, runs)
     for run in runs:
@@ -178,7 +181,9 @@ def propose(engine: Engine, runs: Sequence[MoveRun]) -> None:
 def claim(tx: Connection, engine: Engine, runs: Sequence[R]) -> list[tuple[R, JsonObject]]:
     """Claim a destination for each run. The migration now holds the resources at the source.
 
-    Runs without a claim try again or fail, as in ``claims.claim``.
+    If the destination is another host, a guest record is inserted there, and the hosts are compared
+    (``compare_hosts``). If it is the source, the migration holds only the amounts that a revert
+    would need in addition. Runs without a claim try again or fail, as in ``claims.claim``.
 
     Returns:
         The runs with a destination other than the source, each with the facts that the source has
@@ -228,7 +233,9 @@ def record_claim(run: MoveRun, claimed: ClaimedHost) -> None:
 
 
 def compare_hosts(tx: Connection, runs: Sequence[R]) -> list[tuple[R, JsonObject]]:
-    """Record whether the hosts share storage, and the addresses by which they reach each other.
+    """Record in the runs' data whether the hosts share storage, and how they reach each other.
+
+    The latter is the source's transfer address and the destination's facts about live migrations.
 
     Returns:
         The runs, each with the facts that the source has reported about itself.
@@ -277,7 +284,10 @@ def release_destination(tx: Connection, engine: Engine, run: MoveRun, blames: bo
 
 # --- the guest on both hosts ---
 def guest_spec(engine: Engine, run: MoveRun) -> GuestSpec:
-    """Return the definition of the guest for the destination, with the new flavor."""
+    """Return the definition of the guest for the destination, with the new flavor.
+
+    Interfaces and volumes are described as bound or connected there, if a step has done that.
+    """
     spec, arriving = guest.spec(engine, run), run.data.arriving
     return replace(
         _set_flavor(spec, run, run.args.new_flavor),
@@ -301,7 +311,7 @@ def old_guest_spec(engine: Engine, run: MoveRun) -> GuestSpec:
 
 
 def _set_flavor(spec: GuestSpec, run: MoveRun, flavor: Flavor) -> GuestSpec:
-    """Return the guest with a flavor and its local disks."""
+    """Return the guest's definition with this flavor and the flavor's local disks."""
     return replace(spec, flavor=flavor, disks=local_disks.of(flavor, run.server.disks))
 
 
@@ -314,12 +324,19 @@ def transfer_secret(engine: Engine, run: MoveRun) -> str:
     """Return the secret by which the destination of this attempt reads the files at the source.
 
     The secret is derived and never stored.
+
+    Raises:
+        Unavailable: [DEFAULT] secret_key is not set.
     """
     return engine.vault.derive(f"move {run.action.id} {run.attempt}")
 
 
 def offer(engine: Engine, run: MoveRun) -> Offer:
-    """Return the verb by which the source lets the destination read the guest's files."""
+    """Return the verb by which the source lets the destination read the guest's files.
+
+    Raises:
+        Unavailable: As in ``transfer_secret``.
+    """
     return Offer(secret=transfer_secret(engine, run))
 
 
@@ -327,7 +344,7 @@ def switch_to_destination(tx: Connection, run: MoveRun, runs: bool) -> None:
     """Make the destination the server's host, with the new flavor and under a higher fence.
 
     From here on the guest at the source may not run. ``runs`` is True if the guest at the
-    destination may run.
+    destination should run, and False if it must stay off.
     """
     run.data.old_assignment = assignment_of(run.server.assignment)
     run.data.switched = run.data.knows_old_assignment = True
@@ -340,8 +357,8 @@ def _switch_host(
 ) -> None:
     """Set the server's host under a higher fence, and the wanted states of both guests.
 
-    ``runs`` is True if the guest on ``host`` may run. The guest on the host ``other`` may not run
-    and gets the wanted state ``state``.
+    ``runs`` is True if the guest on ``host`` should run. The guest on the host ``other`` may not
+    run and gets the wanted state ``state``.
     """
     run.raise_fence()
     guests.become(tx, run.server.id, other, state, may_run=False)
@@ -363,7 +380,8 @@ def _zone_of(tx: Connection, engine: Engine, host: str) -> str:
 def switch_to_source(tx: Connection, engine: Engine, run: MoveRun, runs: bool) -> None:
     """Make the source the server's host again, with the old flavor and under a higher fence.
 
-    The guest at the destination may not run. ``runs`` is True if the guest at the source may run.
+    The guest at the destination may not run. ``runs`` is True if the guest at the source should
+    run.
     """
     _switch_host(tx, run, source(run), runs, claimed_destination(run), GuestState.ARRIVING)
     run.set(
@@ -375,7 +393,8 @@ def switch_to_source(tx: Connection, engine: Engine, run: MoveRun, runs: bool) -
 def return_to_destination(tx: Connection, engine: Engine, run: MoveRun, runs: bool) -> None:
     """Undo ``switch_to_source``: make the destination the server's host, with the new flavor.
 
-    ``runs`` is True if the guest at the destination may run.
+    The guest at the source may not run. ``runs`` is True if the guest at the destination should
+    run.
     """
     host = claimed_destination(run)
     _switch_host(tx, run, host, runs, source(run), GuestState.KEPT)
@@ -435,10 +454,11 @@ RETURN_VOLUMES: Step[Any, Any] = replace(
 
 # --- the end ---
 def fail_move(tx: Connection, engine: Engine, run: MoveRun, problem: StepFailed) -> None:
-    """Try another destination, or fail the move and leave the server at its source.
+    """Begin another try, or record the failure of the move, which leaves the server at the source.
 
     Another destination is tried if the failure is retryable, attempts are left, and no undo failed.
-    If the undo could not start the guest again, the server is recorded as off.
+    Otherwise the migration gets the status ``error``, and the quota counts the old flavor again. If
+    the undo could not start the guest again, the server is recorded as off.
     """
     if not run.data.undo_failures and claims.reschedule(engine, run, problem):
         run.data.arriving = None

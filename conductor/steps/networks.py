@@ -86,7 +86,7 @@ def service(engine: Engine) -> NetworkApi:
     """Return the client of the network service.
 
     Raises:
-        Unavailable: The cloud has no network service.
+        Unavailable: This conductor has no client of the network service.
     """
     if engine.networks is None:
         raise errors.Unavailable("This conductor has no network service.")
@@ -101,7 +101,7 @@ def create_ports(engine: Engine, run: RequestRun) -> None:
     fails if the host cannot bind or plug a port, or if no host supports a port's request.
 
     Raises:
-        Conflict: Another server uses one of the user's ports.
+        Conflict: Another device uses one of the user's ports.
         NotFound: One of the user's ports does not exist.
         Problem: The service refuses for another reason.
         Unavailable: The service does not answer.
@@ -138,10 +138,10 @@ def create_ports(engine: Engine, run: RequestRun) -> None:
 
 
 def _bind_user_port(networks: NetworkApi, run: PortRun, port_id: str) -> Port:
-    """Bind a user's port to the server's host.
+    """Bind a user's port to the server's host, and return the port.
 
     Raises:
-        Conflict: Another server uses the port.
+        Conflict: Another device uses the port.
         NotFound: The port does not exist.
     """
     owner = networks.port(port_id).get("device_id")
@@ -151,7 +151,7 @@ def _bind_user_port(networks: NetworkApi, run: PortRun, port_id: str) -> Port:
 
 
 def rebind(engine: Engine, run: PortRun) -> None:
-    """Bind the server's ports to its host. Deleted ports are ignored."""
+    """Bind the server's ports to its host, as ``rebind_to`` does."""
     assert run.host is not None
     rebind_to(engine, run, run.host)
 
@@ -159,7 +159,13 @@ def rebind(engine: Engine, run: PortRun) -> None:
 def rebind_to(engine: Engine, run: PortRun, host: str) -> None:
     """Bind the server's ports to a host, which need not be the server's host.
 
-    In an undo, a refusal does not fail the step. A pending cleanup binds the ports later.
+    Deleted ports are ignored. The interfaces are stored in ``run.data.plugged``. The run fails if
+    the host cannot use a port. In an undo this and a refusal do not fail the step. After a refusal
+    a pending cleanup binds the ports to the server's host.
+
+    Raises:
+        Problem: The service refuses. Not raised in an undo.
+        Unavailable: The service does not answer, and in an undo tries are left.
     """
     with run.cleanup_on_failure(PORTS, run.server.id) if run.is_undoing else nullcontext():
         _rebind(engine, run, host)
@@ -191,8 +197,8 @@ def _check_interfaces(
     """Return the interfaces of bound ports, and fail the run if the host cannot use a port.
 
     Invariant: the step fails before a guest is plugged or started, if the host cannot bind a port
-    or would bypass its security groups, or if no host supports its request. An undo never fails
-    here.
+    or would bypass its security groups, or if no host supports its request. An undo skips
+    these checks.
 
     Args:
         networks: The client of the network service.
@@ -246,8 +252,9 @@ def bind_at_destination(engine: Engine, run: PortRun) -> None:
     """Bind the server's ports to the destination, in addition to the source.
 
     The ports are wired at the destination before the guest arrives, and stay wired at the source.
-    Deleted ports are ignored. The interfaces at the destination are stored in
-    ``run.data.arriving``. The run fails if the destination cannot use a port.
+    If the service binds a port to one host only, the port is not bound ahead. Deleted ports are
+    ignored. The interfaces at the destination are stored in ``run.data.arriving``. The run fails if
+    the destination cannot use a port.
     """
     networks, dest, ports, tags = service(engine), _destination(run), [], []
     current_ports = {port["id"]: port for port in networks.ports(run.server.id)}
@@ -277,8 +284,8 @@ def _destination(run: PortRun) -> str:
 def activate_at_destination(engine: Engine, run: PortRun) -> None:
     """Make the bindings to the destination active, because the guest runs there.
 
-    The device_owner of the ports and the interfaces of the server are updated too. A refusal
-    becomes a pending cleanup.
+    The device_owner of the ports is updated too, and the interfaces are stored in
+    ``run.data.plugged``. A refusal becomes a pending cleanup.
     """
     dest = _destination(run)
     for interface in interfaces_of(run):
@@ -307,12 +314,18 @@ def activate_at(networks: NetworkApi, port_id: str, host: str) -> None:
 
 
 def unbind_destination(engine: Engine, run: PortRun) -> None:
-    """Remove the bindings of the server's ports to the destination, where no guest has arrived."""
+    """Remove the bindings of the server's ports to the destination, where no guest has arrived.
+
+    An active binding stays. A refusal becomes a pending cleanup.
+    """
     _unbind_at(engine, run, run.data.dest)
 
 
 def unbind_source(engine: Engine, run: PortRun) -> None:
-    """Remove the bindings of the server's ports to the source, after the guest has left."""
+    """Remove the bindings of the server's ports to the source, after the guest has left.
+
+    An active binding stays. A refusal becomes a pending cleanup.
+    """
     _unbind_at(engine, run, run.data.source)
 
 
@@ -338,7 +351,7 @@ def store_interfaces(tx: Connection, engine: Engine, runs: Sequence[PortRun]) ->
 
 
 def _ports_before(run: RequestRun) -> set[str]:
-    """Return the ids of the ports that the server had before this action."""
+    """Return the ids of the server's stored ports, without the ports that the action requests."""
     requested = {request.get("port") for request in run.args.networks}
     return {interface["port"] for interface in run.server.interfaces or ()} - requested
 
@@ -356,10 +369,10 @@ def _binding(networks: NetworkApi, run: PortRun, host: str | None) -> JsonObject
 def dns_name(hostname: str) -> str:
     """Return a server's name in the form that network services accept.
 
-    A name consists of labels with up to 63 letters, digits and inner hyphens. A valid hostname
-    stays unchanged, with all its labels. If the last label is a number, the name could be read as
-    an address, so all labels are joined. For example, ``web_1.example`` becomes ``web-1.example``,
-    and ``10.0.0.5`` becomes ``10-0-0-5``.
+    A name consists of labels with up to 63 letters, digits and inner hyphens. Other characters
+    become hyphens. A valid hostname stays unchanged, with all its labels. If the last label is a
+    number, the name could be read as an address, so all labels are joined. For example,
+    ``web_1.example`` becomes ``web-1.example``, and ``10.0.0.5`` becomes ``10-0-0-5``.
     """
     labels = [re.sub("[^A-Za-z0-9-]", "-", label)[:63].strip("-") for label in hostname.split(".")]
     valid_labels = [label for label in labels if label]
@@ -404,12 +417,18 @@ def _fits(port: Port, request: JsonObject) -> bool:
 
 # --- release ---
 def delete_ports(engine: Engine, run: AnyRun) -> None:
-    """Delete the ports that Kilonova created for the server, and unbind the user's ports."""
+    """Delete the server's ports that Kilonova created. Clear server and host of the user's ports.
+
+    A refusal becomes a pending cleanup.
+    """
     _change_ports(engine, run, lambda port: True, release_port)
 
 
 def undo_ports(engine: Engine, run: RequestRun) -> None:
-    """Delete or unbind the ports of this action. Ports that the server had before stay."""
+    """Release the ports of this action, as ``delete_ports`` does.
+
+    Ports that the server had before stay.
+    """
     old_ports = _ports_before(run)
     _change_ports(engine, run, lambda port: port["id"] not in old_ports, release_port)
 
@@ -420,7 +439,13 @@ def _change_ports(
     matches: Callable[[Port], bool],
     change: Callable[[NetworkApi, Port], None],
 ) -> None:
-    """Change the matching ports of the server. A refused port becomes a pending cleanup."""
+    """Change the matching ports of the server.
+
+    A refusal becomes a pending cleanup of the port, or of all ports if they could not be listed.
+
+    Raises:
+        Unavailable: The service does not answer, and tries are left.
+    """
     ports: list[Port] = []
     with run.cleanup_on_failure(PORTS, run.server.id):
         ports = service(engine).ports(run.server.id)
@@ -430,7 +455,10 @@ def _change_ports(
 
 
 def release_port(networks: NetworkApi, port: Port) -> None:
-    """Delete a port that Kilonova created, or unbind a user's port. A missing port is no error."""
+    """Delete a port that Kilonova created, or clear server and host of a user's port.
+
+    A missing port is no error.
+    """
     if is_made(port):
         networks.delete(port["id"])
         return
@@ -438,7 +466,10 @@ def release_port(networks: NetworkApi, port: Port) -> None:
 
 
 def unbind(engine: Engine, run: AnyRun) -> None:
-    """Unbind the server's ports from their host. They stay ports of the server."""
+    """Unbind the server's ports from their host. They stay ports of the server.
+
+    A refusal becomes a pending cleanup.
+    """
     _change_ports(
         engine,
         run,
@@ -448,7 +479,7 @@ def unbind(engine: Engine, run: AnyRun) -> None:
 
 
 def detach(engine: Engine, run: AnyRun, port_id: str) -> None:
-    """Delete one port of the server if Kilonova created the port, otherwise unbind it.
+    """Delete one port of the server if Kilonova created it, otherwise clear server and host.
 
     A refusal becomes a pending cleanup. A port that the server does not have is ignored.
     """
@@ -497,7 +528,8 @@ def remove_gone_port(engine: Engine, row: CleanupRow, look: Callable[[], ServerR
         look: Reads the server. None: the server does not exist. Raises if an action has the server.
 
     Raises:
-        Unavailable: The action has begun. The cleanup checks the result with the next try.
+        Unavailable: The action has begun, and the next try of the cleanup checks the result. Or the
+            service does not answer.
         Problem: The server's state does not permit the action.
     """
     with suppress(errors.NotFound):
@@ -521,16 +553,17 @@ def remove_gone_port(engine: Engine, row: CleanupRow, look: Callable[[], ServerR
 
 # --- wait until ports are wired ---
 def read_interfaces(engine: Engine, run: PortRun) -> None:
-    """Read the server's interfaces from the network service."""
+    """Read the server's ports, and store the interfaces in the run's data (``describe``)."""
     networks = service(engine)
     describe(networks, run, networks.ports(run.server.id))
 
 
 def describe(networks: NetworkApi, run: PortRun, ports: Sequence[Port]) -> None:
-    """Store the server's interfaces in the run's data, as these ports describe them.
+    """Store the server's interfaces in ``run.data.plugged``, as these ports describe them.
 
-    The interface of a port that was deleted meanwhile is kept, and counts as active, until a
-    pending cleanup has removed the interface from the guest.
+    A port that is not among the server's interfaces is left out. The interface of a port that was
+    deleted meanwhile is kept, and counts as active, until a pending cleanup has removed the
+    interface from the guest.
     """
     before = interfaces_of(run)
     interfaces = {
@@ -550,7 +583,8 @@ def await_plugged(tx: Connection, engine: Engine, runs: Sequence[PortRun]) -> No
     """Continue when every interface is active. Until the time-out, poll again with growing pauses.
 
     After ``vif_plugging_timeout`` seconds the run fails if ``vif_plugging_is_fatal`` is set and the
-    run can still be undone. Otherwise the run continues, also if the service has refused.
+    run can still be undone. Otherwise the run continues. A run whose read the service has refused
+    continues at once. The read interfaces are stored in the server's row.
     """
     for run in runs:
         if run.ignored_refusal:

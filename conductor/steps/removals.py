@@ -31,11 +31,12 @@ def collect(
     host_of: Callable[[R], str] | None = None,
     keeps_files: Callable[[R], bool] = lambda run: False,
 ) -> list[R]:
-    """Record pending removals of the servers' guests, and send the commands after the commit.
+    """Record pending removals of the servers' guests, and return the runs that continue now.
 
-    A run whose reachable hosts have not confirmed the removal yet becomes due again, until
-    ``CONFIRM_TIMEOUT_MICROS`` have passed. While a conductor still works on the action that this
-    action has superseded, the run becomes due again without a removal.
+    The commands for reachable hosts are sent after the commit. A run whose reachable hosts have not
+    confirmed the removal yet becomes due again, until ``CONFIRM_TIMEOUT_MICROS`` have passed. While
+    a conductor still works on the action that this action has superseded, the run becomes due again
+    without a removal.
 
     Args:
         tx: The transaction.
@@ -43,9 +44,6 @@ def collect(
         host_of: Returns a host. Only the guest on this host, which does not run, is removed. None:
             all guests of the server.
         keeps_files: Returns True if another host uses the files of the guest.
-
-    Returns:
-        The runs that continue now.
     """
     ready = []
     for run in runs:

@@ -56,7 +56,7 @@ def service(engine: Engine) -> ShareApi:
     """Return the client of the shared file system service.
 
     Raises:
-        Unavailable: The cloud has no shared file system service.
+        Unavailable: This conductor has no client of the shared file system service.
     """
     if engine.shares is None:
         raise errors.Unavailable("This conductor has no shared file system service.")
@@ -88,12 +88,18 @@ def reconcile_rule(engine: Engine, share_id: str, access_to: str) -> None:
             service(engine).deny(share_id, access_to)
         if engine.store.read(lambda tx: shares.is_used(tx, share_id, access_to)) == is_used:
             return
-    raise errors.Unavailable(f"The use of share {share_id} at {access_to} changed during each try.")
+    raise errors.Unavailable(
+        f"The use of share {share_id} at {access_to} changed during each try. Its access rule is checked "
+        "again later."
+    )
 
 
 # --- attach ---
 def allow(engine: Engine, run: ShareRun) -> None:
-    """Create the rule that lets the server's host mount the share, and record the rule's state."""
+    """Create the rule that lets the server's host mount the share, and record the rule's state.
+
+    An existing rule is used.
+    """
     run.data.rule = service(engine).allow(run.args.share.share_id, run.args.share.access_to)
 
 
@@ -129,7 +135,10 @@ def mark_error(tx: Connection, engine: Engine, run: ShareRun) -> None:
 
 
 def remove_rule(engine: Engine, run: ShareRun) -> None:
-    """Delete the access rule, unless another server needs it. A refusal becomes a cleanup."""
+    """Delete the access rule, unless another server needs it.
+
+    A refusal becomes a pending cleanup.
+    """
     _reconcile(engine, run, run.args.share)
 
 
@@ -152,13 +161,16 @@ def has_shares(run: SharesRun) -> bool:
 
 
 def remove_rules(engine: Engine, run: SharesRun) -> None:
-    """Delete the rules of all shares of a deleted server, unless other servers need them."""
+    """Delete the rules of all shares of a deleted server, unless other servers need them.
+
+    A refusal becomes a pending cleanup.
+    """
     for share in run.data.shares:
         _reconcile(engine, run, share)
 
 
 def delete_mappings(tx: Connection, engine: Engine, runs: Sequence[SharesRun]) -> None:
-    """Delete the share records of deleted servers."""
+    """Delete the share records of deleted servers, and set their numbers of shares to 0."""
     shares.remove(tx, [share.uuid for run in runs for share in run.data.shares])
     for run in runs:
         run.set(shares=0)

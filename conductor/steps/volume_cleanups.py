@@ -59,7 +59,10 @@ LeavingRun = Run[ActionArgs, LeavingData]
 
 # --- delete ---
 def mark_detaching(run: LeavingRun) -> None:
-    """Record the volumes of a deleted server, and give their rows the status detaching."""
+    """Record the volumes of a deleted server in the run's data, and mark their rows as detaching.
+
+    A row without a volume id is left out.
+    """
     rows = [row for row in volumes.of(run) if row.volume_id]
     run.data.volumes = [
         LeftVolume(
@@ -105,6 +108,9 @@ def release_all(engine: Engine, run: LeavingRun) -> None:
 
     A swap or snapshot of a volume is ended first. If a host may still have volumes connected, or
     the service refuses, the work becomes pending cleanups.
+
+    Raises:
+        Unavailable: The service does not answer, and tries are left.
     """
     holding_hosts = volumes.holding(engine, run.server.id)
     for volume in run.data.volumes:
@@ -209,10 +215,13 @@ def reconcile(engine: Engine, row: CleanupRow, look: Callable[[], ServerRow | No
 def _repair_row(
     engine: Engine, row: BlockDeviceRow, server: ServerRow, attachments: Sequence[Attachment]
 ) -> None:
-    """Connect the volume to its idle server's host, or only reserve it if the server has no host.
+    """Connect the volume to its idle server's host, or record it as reserved if there is no host.
 
     Nothing changes if the row has this state already, or if the volume is being created or has an
     error.
+
+    Raises:
+        Conflict: As in ``_connect_again``.
     """
     if row.status not in (
         BlockDeviceStatus.RESERVED,
@@ -275,7 +284,7 @@ def _may_run(engine: Engine, server: ServerRow) -> bool:
 def _reserve_anew(
     engine: Engine, row: BlockDeviceRow, server: ServerRow, old: Attachment | None
 ) -> Attachment | None:
-    """Replace an attachment by a new reservation.
+    """Replace an attachment by a new reservation, and store this in the volume's row.
 
     The service permits no second attachment beside an incomplete one, so an incomplete one ends
     first.
@@ -330,7 +339,7 @@ def give_back(engine: Engine, row: CleanupRow, look: Callable[[], ServerRow | No
 
     Raises:
         Unavailable: The action has begun. The next try of the cleanup checks the result.
-        Problem: The server's state does not permit the action. The cleanup is tried again.
+        Problem: The action is not permitted now. The cleanup is tried again.
     """
     server = look()
     if server is None:

@@ -55,6 +55,7 @@ def end_without_guest(engine: Engine, snapshot_id: str, status: str) -> None:
 
     Raises:
         Unavailable: The service does not answer, or still creates the snapshot.
+        Problem: The service refuses the report, as in ``report``.
     """
     report(engine, snapshot_id, status)
     if status == CREATING and _is_creating(engine, snapshot_id):

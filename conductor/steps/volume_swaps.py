@@ -65,11 +65,12 @@ def connect_other(
 def end_swap(
     engine: Engine, server_id: str, old: str, new: str, keeps: Collection[str], swapped: bool
 ) -> None:
-    """End a swap: the server's data is in the new volume, or in the old volume.
+    """End a swap at the service: delete attachments, and complete or cancel the migration.
 
-    The attachments of the unused volume end, and the service completes or cancels the migration.
-    The remaining volume has the old volume's id. A migration that the service has ended already, or
-    whose volume does not exist, is ignored.
+    The server's attachments of the unused volume are deleted, except ``keeps``. With ``swapped``, a
+    kept attachment of the new volume is completed. The service keeps the volume with the data,
+    under the old volume's id. A migration that the service has ended already, or whose volume does
+    not exist, is ignored.
 
     Args:
         engine: The conductor's engine.

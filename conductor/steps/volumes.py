@@ -71,7 +71,7 @@ def service(engine: Engine) -> VolumeApi:
     """Return the client of the block storage service.
 
     Raises:
-        Unavailable: The cloud has no block storage service.
+        Unavailable: This conductor has no client of the block storage service.
     """
     if engine.volumes is None:
         raise errors.Unavailable("This conductor has no block storage service.")
@@ -196,7 +196,10 @@ def reserve(engine: Engine, run: AnyRun, row: BlockDeviceRow) -> None:
 
 
 def expect_late_attachment(run: AnyRun, row: BlockDeviceRow) -> None:
-    """Add a pending cleanup for an attachment that an earlier try may still create."""
+    """Add a pending cleanup for an attachment that an earlier try may still create.
+
+    A first try adds no cleanup.
+    """
     late_calls.expect_late_result(run, LATE_ATTACHMENTS, str(row.volume_id))
 
 
@@ -226,7 +229,13 @@ def connect(engine: Engine, run: AnyRun, row: BlockDeviceRow, connector: JsonObj
 def let_connect(
     engine: Engine, row: BlockDeviceRow, attachment_id: str, connector: JsonObject
 ) -> Attachment:
-    """Give the attachment a connector, and return the attachment with its connection."""
+    """Give the attachment a connector, and return the attachment with its connection.
+
+    Device name and mode are those of the row.
+
+    Raises:
+        NotFound: The attachment does not exist.
+    """
     return service(engine).connect(attachment_id, connector, row.device_name, mode_of(row))
 
 
@@ -385,9 +394,9 @@ def make_ready(engine: Engine, run: ReadyRun) -> None:
 
 
 def _has_been_created(engine: Engine, run: AnyRun, row: BlockDeviceRow) -> bool:
-    """Return True if the service has created a volume, and record size and the status reserved.
+    """Return True if the service has created a volume, after recording size and status reserved.
 
-    Fails the run and returns False if the service could not create the volume.
+    If the service could not create the volume, the run fails, and the result is False.
     """
     volume = service(engine).volume(str(row.volume_id))
     if volume.status.startswith("error"):
@@ -426,7 +435,13 @@ def await_volumes(tx: Connection, engine: Engine, runs: Sequence[ReadyRun]) -> N
 def connect_all(engine: Engine, run: AnyRun) -> None:
     """Connect all of the server's volumes to its host, and mark them as in use.
 
-    In an undo, a refusal becomes a pending cleanup, and the volume is only reserved.
+    In an undo, a refusal or a missing connector becomes a pending cleanup, and the volume is only
+    reserved.
+
+    Raises:
+        Conflict: The host's agent reports no connector. Not raised in an undo.
+        Problem: The service refuses. Not raised in an undo.
+        Unavailable: The service does not answer.
     """
     assert run.host is not None, "the server has a host in this step"
     for row in of(run):
@@ -458,9 +473,13 @@ def _connect_later_if_undoing(run: AnyRun, row: BlockDeviceRow) -> Iterator[None
 def reserve_again(engine: Engine, run: AnyRun) -> None:
     """Reserve the connected volumes of a server that has no host any more.
 
-    An undo reserves all volumes. It first waits until the host has disconnected them, or until no
-    tries are left. Outside of an undo, pending cleanups end the old attachments after the hosts in
-    ``holding`` have disconnected.
+    An undo reserves all volumes, after the hosts have disconnected them or no tries are left.
+    Outside of an undo, pending cleanups end the old attachments after the hosts in ``holding`` have
+    disconnected. A refusal becomes a pending cleanup.
+
+    Raises:
+        Unavailable: In an undo a host must disconnect first, or the service does not answer, and
+            tries are left.
     """
     holding_hosts = (
         _still_holding(engine, run) if run.is_undoing else holding(engine, run.server.id)
@@ -485,7 +504,7 @@ def release(engine: Engine, run: AnyRun) -> None:
 
 
 def _still_holding(engine: Engine, run: AnyRun) -> list[str]:
-    """Wait in an undo until no host has volumes of the server connected.
+    """Raise Unavailable in an undo while hosts may have volumes of the server connected.
 
     Returns:
         An empty list: no host delays the end of attachments. After the last try this also holds for
@@ -533,6 +552,9 @@ def connect_also(engine: Engine, run: ArrivingRun, host: str) -> None:
 
     The new attachments are stored in ``volumes_arriving``, and the rows stay unchanged. A repeated
     call first deletes the attachments of the earlier try.
+
+    Raises:
+        Conflict: The host's agent reports no connector.
     """
     connector, arriving = connector_of(engine, host), {}
     for row in of(run):
@@ -556,7 +578,8 @@ def disconnect_arriving(engine: Engine, run: ArrivingRun) -> None:
 
     In an undo this is the destination, after a move the source. After a move, the attachment of the
     new host is completed if it is not complete yet. A host that may still have the volumes
-    connected delays an undo, and after a move leaves pending cleanups.
+    connected delays an undo, and after a move leaves pending cleanups. A refusal leaves a
+    pending cleanup too.
     """
     holding_hosts = (
         _still_holding(engine, run) if run.is_undoing else holding(engine, run.server.id)

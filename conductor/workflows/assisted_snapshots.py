@@ -59,7 +59,12 @@ def _find_row(run: Run[VolumeActionArgs, ActionData]) -> BlockDeviceRow:
 
 
 def _check_snapshot(engine: Engine, run: CreateRun | DeleteRun, status: str) -> None:
-    """Fail the run unless the snapshot still has this status and belongs to the volume."""
+    """Fail the run unless the service shows this status and the run's volume for the snapshot.
+
+    Raises:
+        NotFound: The snapshot does not exist.
+        Unavailable: The service does not answer.
+    """
     snapshot = volumes.service(engine).snapshot(run.args.snapshot_id)
     if snapshot.status != status or snapshot.volume_id != run.args.volume_id:
         run.fail(
@@ -70,10 +75,13 @@ def _check_snapshot(engine: Engine, run: CreateRun | DeleteRun, status: str) -> 
 
 
 def _report_failure(engine: Engine, run: CreateRun | DeleteRun, status: str) -> None:
-    """Report the status of the snapshot to the service.
+    """Report the status of the snapshot to the service, as ``volume_snapshots.report`` does.
 
-    A service that does not answer is called again. After ``MAX_CLEANING_TRIES`` tries the report is
-    left out.
+    After ``MAX_CLEANING_TRIES`` tries without an answer the report is given up without an error.
+
+    Raises:
+        Unavailable: The service does not answer, and tries are left. The runner repeats the step.
+        Problem: The service refuses the report for another reason.
     """
     try:
         volume_snapshots.report(engine, run.args.snapshot_id, status)
@@ -107,7 +115,7 @@ def read_connection_file(connection: JsonObject) -> tuple[object, object]:
 
 
 def _seal_connection(engine: Engine, run: CreateRun) -> str:
-    """Return the encrypted connection with the new file."""
+    """Return the volume's stored connection, changed to name the new file and encrypted again."""
     old_connection = engine.vault.open(str(_find_row(run).connection))
     return engine.vault.seal(set_connection_file(old_connection, run.args.new_file))
 
@@ -129,11 +137,15 @@ def _report_taken(engine: Engine, run: CreateRun) -> None:
 
 
 def _check_finished(engine: Engine, run: CreateRun) -> None:
-    """Store the service's connection once the service has completed the snapshot.
+    """Put the service's connection into the volume's row once the service has ended the creation.
+
+    While the service still creates the snapshot, do nothing. A report that the service refused also
+    counts as the end of the creation.
 
     Raises:
-        Conflict: The service has ended the creation or refused the report, and the server's
-            attachment does not name the new file.
+        Conflict: The server's attachment is missing at the service or does not name the new file.
+        NotFound: The snapshot does not exist.
+        Unavailable: The service does not answer.
     """
     row, file = _find_row(run), run.args.new_file
     snapshot = volumes.service(engine).snapshot(run.args.snapshot_id)
@@ -154,7 +166,10 @@ def _check_finished(engine: Engine, run: CreateRun) -> None:
 
 
 def _await_service(tx: Connection, engine: Engine, runs: Sequence[CreateRun]) -> None:
-    """Poll again with a growing delay until the service is done or refuses, or time is up."""
+    """Poll again with a growing delay until the service ends the creation or refuses a request.
+
+    After ``volume_timeout`` the polls end too, and the row keeps the connection of ``note_file``.
+    """
     for run in runs:
         if run.data.since is None:
             run.data.since = run.locked_at

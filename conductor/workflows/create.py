@@ -69,9 +69,9 @@ def _claim(tx: Connection, engine: Engine, runs: Sequence[CreateRun]) -> None:
 
 
 def _must_check_image(run: CreateRun) -> bool:
-    """Return True if the image may have changed while the request waited.
+    """Return True if the request has waited for ``IMAGE_AGE``, so that the image may have changed.
 
-    The request must have waited for ``IMAGE_AGE``, and the image is checked only once.
+    False after a check of the image, and for a server that was not created from an image.
     """
     waited = run.locked_at - run.action.created_at
     return waited >= IMAGE_AGE and images.has_own(run) and not run.data.image_checked

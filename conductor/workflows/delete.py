@@ -113,9 +113,10 @@ def _remove_guests(tx: Connection, engine: Engine, runs: Sequence[DeleteRun]) ->
 
 
 def _read_superseded(tx: Connection, run: DeleteRun) -> list[ActionRow]:
-    """Return the actions that this delete supersedes, newest first, at most ``MOST_BEFORE``.
+    """Return the chain of superseded actions before this delete, newest first.
 
-    They are the action that ran, and earlier deletes that the user repeated.
+    Each action has superseded the next, for example a first delete and then the action that ran.
+    The chain ends after ``MOST_BEFORE`` actions, or before a missing or not superseded action.
     """
     superseded_actions: list[ActionRow] = []
     earlier_id = run.data.after
@@ -129,9 +130,9 @@ def _read_superseded(tx: Connection, run: DeleteRun) -> list[ActionRow]:
 
 
 def _read_images(action: ActionRow) -> list[str | None]:
-    """Return the ids of the images that the action began to create, or had still to delete.
+    """Return two ids: the image that the action was to create, and the image that it was to delete.
 
-    The list contains None for an action without such an image.
+    An id is None if the action has no such image.
     """
     return [action.args.get("image_id"), action.data.get("image_id")]
 

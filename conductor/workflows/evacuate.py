@@ -54,7 +54,10 @@ EvacuateRun = Run[EvacuateArgs, EvacuateData]
 
 
 def _fence(engine: Engine, run: EvacuateRun) -> None:
-    """Fence the source, unless its guests are proved dead already, and record its session.
+    """Fence the source, unless the source is forced down already.
+
+    First record the source's session in the run, unless an earlier try has done so. The step's
+    ``apply`` then forces the source down in the database.
 
     Raises:
         Conflict: The host is up, no fencing hook is configured, or the hook has failed.
@@ -160,7 +163,8 @@ def _has_returned(run: EvacuateRun) -> bool:
 def _revive_command(engine: Engine, run: EvacuateRun) -> Verb:
     """Return the command that starts the guest on the returned source.
 
-    With volumes the guest is defined from the record, because the attachments have changed.
+    For a server with volumes the command also defines the guest again from the server's record,
+    because the attachments have changed.
     """
     if run.has_volumes():
         return Install(guest=moves.old_guest_spec(engine, run), runs=True)
@@ -168,7 +172,11 @@ def _revive_command(engine: Engine, run: EvacuateRun) -> Verb:
 
 
 def _keep_old(tx: Connection, run: EvacuateRun) -> None:
-    """Keep the guest record at the source, and make guests on other hosts pending cleanups."""
+    """Set the guest record at the source to KEPT, so that the guest may not run there.
+
+    The run's data keep the former state for the undo. Guests on other hosts become pending
+    cleanups, unless their wanted state is ABSENT already.
+    """
     old_guest = {"zone": run.server.availability_zone}
     for row in guests.places(tx, run.server.id):
         if row.host == moves.source(run):
@@ -187,7 +195,11 @@ def _keep_old(tx: Connection, run: EvacuateRun) -> None:
 
 
 def _release_destination(tx: Connection, engine: Engine, run: EvacuateRun) -> None:
-    """Release the claimed destination, if any, and restore the guest record at the source."""
+    """Release the claimed destination, and make the source the server's host again.
+
+    The guest record at the source gets the former state back, and the guest at the destination
+    becomes a pending cleanup. Without a claim do nothing.
+    """
     if not run.data.placed:
         return
     run.data.placed = False
@@ -206,7 +218,7 @@ def _release_destination(tx: Connection, engine: Engine, run: EvacuateRun) -> No
 
 
 def _is_started(run: EvacuateRun) -> bool:
-    """Return True if the new guest is started: the old one ran, and the request permits a start.
+    """Return True if the new guest is started: the server was not stopped and may be started.
 
     From microversion 2.95 on requests permit no start.
     """
@@ -222,7 +234,10 @@ def _bind_to_source(engine: Engine, run: EvacuateRun) -> None:
 
 
 def _build_command(engine: Engine, run: EvacuateRun) -> Verb:
-    """Return the command that builds the guest from shared files or from its image."""
+    """Return the command that builds the guest from the shared files, or else from the image.
+
+    The command starts the guest if ``_is_started`` is True.
+    """
     spec = moves.guest_spec(engine, run)
     if run.data.shared:
         return Install(guest=spec, runs=_is_started(run))
@@ -253,8 +268,8 @@ def _leave_source(tx: Connection, engine: Engine, runs: Sequence[EvacuateRun]) -
 def _fail_evacuate(tx: Connection, engine: Engine, run: EvacuateRun, problem: StepFailed) -> None:
     """Try another host if the failure is retryable and attempts are left, else record the failure.
 
-    The server is at the source as before. No other host is tried if the source has returned or an
-    undo failed.
+    After a failure the server is at the source as before, and the migration is FAILED. No other
+    host is tried if the source has returned or an undo failed.
     """
     if run.data.plugged is not None:
         run.set(interfaces=run.data.plugged)

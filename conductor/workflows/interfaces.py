@@ -124,6 +124,8 @@ DETACH_INTERFACE = Workflow(
 def _change_groups(engine: Engine, run: SecurityGroupRun) -> None:
     """Add the security group to every port of the server, or remove the group from each port.
 
+    A port that needs no change is left alone.
+
     Raises:
         BadRequest: The server has no ports.
         NotFound: No port has the group that is to be removed. Not raised in a repeated try.

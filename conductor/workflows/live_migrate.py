@@ -65,7 +65,9 @@ def _claim(tx: Connection, engine: Engine, runs: Sequence[LiveMigrateRun]) -> No
 def _check_hosts(run: LiveMigrateRun) -> None:
     """Fail the run if the two hosts cannot migrate the guest as requested.
 
-    The destination must accept live migrations, and ``block_migration`` must suit the storage.
+    A destination that accepts no live migrations is a retryable failure. A block migration fails on
+    shared storage. A migration without copies of the disks needs shared storage or a source that
+    supports this. With ``block_migration`` auto, any storage suits.
     """
     if not (run.data.to or {}).get("uri"):
         run.fail(
@@ -100,7 +102,7 @@ def _record_prepared(tx: Connection, run: LiveMigrateRun, result: Result) -> Non
 
 
 def _release_destination(tx: Connection, engine: Engine, run: LiveMigrateRun) -> None:
-    """Release the destination.
+    """Release the claimed destination, if any.
 
     The failure does not count against the destination, because the hosts may only be incompatible.
     """
@@ -108,7 +110,7 @@ def _release_destination(tx: Connection, engine: Engine, run: LiveMigrateRun) ->
 
 
 def _check_abort(tx: Connection, engine: Engine, runs: Sequence[LiveMigrateRun]) -> None:
-    """Fail the runs that a user aborted before the source begins to send the guest."""
+    """Fail the runs whose migration a user has aborted. The source has not begun to send yet."""
     records = migrations.open_of(tx, [run.server.id for run in runs])
     for run in runs:
         if records[run.server.id].requested_control == Control.ABORT:
@@ -181,10 +183,11 @@ def _finish(tx: Connection, engine: Engine, runs: Sequence[LiveMigrateRun]) -> N
 def _fail_migration(
     tx: Connection, engine: Engine, run: LiveMigrateRun, problem: StepFailed
 ) -> None:
-    """Try another destination, or record the failure. The server is at the source as before.
+    """Try another destination, or record the failure and leave the server at the source.
 
-    If the source had handed the guest over, the undo has started the guest from its disk, and no
-    other destination is tried. An aborted migration gets the status cancelled.
+    If the source had handed the guest over, no other destination is tried, because the undo has
+    started the guest from its disk. If this undo failed, the server is recorded as off. An aborted
+    migration gets the status cancelled.
     """
     run.set(progress=0)
     if run.data.handed_over:

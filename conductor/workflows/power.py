@@ -46,15 +46,16 @@ def _set_password_command(engine: Engine, run: AnyRun) -> SetPassword:
 
 
 def _record_off(tx: Connection, engine: Engine, run: AnyRun, problem: StepFailed) -> None:
-    """Record that a guest that could not be started is stopped."""
+    """Record that the guest, which could not be started, is off and may not run."""
     guests.want(tx, [run.server.id], GuestState.STOPPED, False)
     run.set(power_state=states.SHUTDOWN)
 
 
 def _fail_reboot(tx: Connection, engine: Engine, run: AnyRun, problem: StepFailed) -> None:
-    """Record that the guest is stopped, and set ERROR.
+    """Record that the guest is off and may not run, and set ERROR.
 
-    A resized server stays RESIZED, because the resize must still be confirmed or reverted.
+    A resized server stays RESIZED without a fault, because the resize must still be confirmed or
+    reverted.
     """
     _record_off(tx, engine, run, problem)
     if run.args.was != states.RESIZED:
@@ -62,7 +63,7 @@ def _fail_reboot(tx: Connection, engine: Engine, run: AnyRun, problem: StepFaile
 
 
 def _record_hard_reboot(tx: Connection, run: AnyRun, result: Result) -> None:
-    """Record the boot, and restore RESIZED or RESCUED.
+    """Record the boot. A server that was RESIZED or RESCUED keeps this vm_state.
 
     Why: a boot of the host also reboots servers in these states.
     """

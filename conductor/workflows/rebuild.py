@@ -58,7 +58,10 @@ def _is_started_after(run: RebuildRun) -> bool:
 
 
 def _has_another_image(run: RebuildRun) -> bool:
-    """Return True if the image changes. Then the request has saved the old values of the row."""
+    """Return True if the request changes the image or overwrites the root volume.
+
+    Such a request has saved the old values of the row.
+    """
     return bool(run.args.before)
 
 
@@ -129,9 +132,9 @@ def _read_volume_status(engine: Engine, run: RebuildRun) -> None:
 
 
 def _await_reimage(tx: Connection, engine: Engine, runs: Sequence[RebuildRun]) -> None:
-    """Continue when the service has written the volume, else poll again with a growing delay.
+    """Let runs continue whose volume is written. Poll the others again with a growing delay.
 
-    The run fails on an error status of the volume, or after ``volume_timeout``.
+    A run fails on an error status of the volume, or after ``volume_timeout``.
     """
     for run in runs:
         status, since = run.data.volume_status, run.data.reimaged_since
@@ -167,7 +170,10 @@ def _record_rebuilt(tx: Connection, run: RebuildRun, result: Result) -> None:
 
 
 def _old_columns(engine: Engine, run: RebuildRun) -> JsonObject:
-    """Return the old values of the columns that still have the request's values."""
+    """Return the old values of the columns that the request changed, with the old user data.
+
+    Left out are columns that another request has changed since.
+    """
     wrote = run.args.wrote
     before = {**run.args.before, **run.secrets(engine).get("before", {})}
     return {
@@ -180,9 +186,10 @@ def _old_columns(engine: Engine, run: RebuildRun) -> JsonObject:
 def _fail_rebuild(tx: Connection, engine: Engine, run: RebuildRun, problem: StepFailed) -> None:
     """Record the failure.
 
-    Before the host or the service began, the server's row is restored if the request changed the
-    image. Later the row keeps the new image and the server is in ERROR, because the disk may
-    contain either image. A failed undo sets ERROR too.
+    Before the host or the service began, the server's row is restored if the request saved the
+    old values. Later the row keeps the new image and the server is in ERROR, because the disk may
+    contain either image. A failed undo sets ERROR too. If the undo could not start the guest again,
+    the server is recorded as off.
     """
     begun = run.action.step == REBUILD_STEP or run.data.reimaged_since is not None
     if not begun and _has_another_image(run):

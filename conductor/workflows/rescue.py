@@ -46,7 +46,7 @@ def _fail_rescue(
 ) -> None:
     """Set ERROR, unless the image check failed or the host did not change the guest.
 
-    Then the server keeps its state, and a server that was stopped must not run.
+    In these two cases the server keeps its vm_state. A server that was stopped may not run.
     """
     if run.action.step == "image":
         return

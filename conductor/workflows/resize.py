@@ -73,7 +73,10 @@ def _record_prepared(tx: Connection, run: MoveRun, result: Result) -> None:
 
 
 def allow_start_at_source(tx: Connection, engine: Engine, run: MoveRun) -> None:
-    """Undo ``stop``: let the source run the guest again if the guest was running."""
+    """Undo ``stop``: let the source run the guest again, unless the server was stopped before.
+
+    The power state becomes RUNNING before the source has started the guest.
+    """
     if moves.was_running(run):
         guests.want(tx, [run.server.id], GuestState.RUNNING, True)
         run.set(power_state=states.RUNNING)
@@ -117,13 +120,13 @@ def _install_command(engine: Engine, run: MoveRun) -> Install:
 
 
 def record_installed(tx: Connection, run: MoveRun, result: Result) -> None:
-    """Record that the host has defined the guest, and started it if the guest must run."""
+    """Record the power state that the host reports, and that the host has built the guest."""
     record_successful_build(run)
     guest.record_booted(tx, run, result)
 
 
 def record_finished(tx: Connection, engine: Engine, runs: Sequence[MoveRun]) -> None:
-    """Set the migration to finished, which waits for a confirm or revert."""
+    """Set the launch time, and the migration to finished. A confirm or revert can follow."""
     for run in runs:
         run.set(launched_at=now(), progress=0)
         run.set_migration(status=MigrationStatus.FINISHED)
@@ -278,7 +281,8 @@ def _begin_confirm(tx: Connection, engine: Engine, runs: Sequence[MoveEndRun]) -
 def record_confirmed(tx: Connection, run: MoveEndRun) -> None:
     """Record that the resize is confirmed.
 
-    The vm_state follows the power state of the guest, and the quota counts only the new flavor.
+    The vm_state follows the power state of the guest, and the quota counts only the new flavor. A
+    guest that is off may not run.
     """
     vm_state = _VM_STATES.get(run.server.power_state, states.ACTIVE)
     if vm_state == states.STOPPED:
@@ -338,7 +342,10 @@ def was_running_before(run: MoveEndRun) -> bool:
 
 
 def allow_resized_guest(tx: Connection, engine: Engine, run: MoveEndRun) -> None:
-    """Undo ``stop``: let the resized guest run again if it ran when the revert began."""
+    """Undo ``stop``: let the resized guest run again if it ran when the revert began.
+
+    The power state becomes RUNNING before the host has started the guest.
+    """
     if run.data.ran:
         guests.want(tx, [run.server.id], GuestState.RUNNING, True)
         run.set(power_state=states.RUNNING)

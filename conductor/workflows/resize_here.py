@@ -135,7 +135,10 @@ def _record_dropped(tx: Connection, run: MoveEndRun, result: Result) -> None:
 
 
 def _fail_confirm(tx: Connection, engine: Engine, run: MoveEndRun, problem: StepFailed) -> None:
-    """Set the server to RESIZED as before. The user can confirm or revert again."""
+    """Set the server to RESIZED as before and the migration to finished.
+
+    The user can confirm or revert again.
+    """
     run.set(vm_state=states.RESIZED)
     run.set_migration(status=MigrationStatus.FINISHED)
 
@@ -166,7 +169,10 @@ def _revert_command(engine: Engine, run: MoveEndRun) -> SettleResize:
 
 
 def _record_old_flavor(tx: Connection, run: MoveEndRun, result: Result) -> None:
-    """Record the old flavor and its resources, and release the resources of the migration."""
+    """Record the revert: the old flavor and its resources, and the vm_state before the resize.
+
+    The resources of the migration are released. A guest that ran before the resize may run.
+    """
     old_flavor = run.args.old_flavor
     run.set(vm_state=states.ACTIVE if resize.was_running_before(run) else states.STOPPED)
     run.set_migration(status=MigrationStatus.REVERTED)

@@ -40,7 +40,7 @@ def _record_attached(tx: Connection, run: ShareRun, result: Result) -> None:
 
 
 def _fail_detach(tx: Connection, engine: Engine, run: ShareRun, problem: StepFailed) -> None:
-    """Set the mapping to INACTIVE if it was INACTIVE, otherwise to ERROR.
+    """Set the mapping to INACTIVE if it was INACTIVE before the detach, otherwise to ERROR.
 
     The host has not released the share.
     """

@@ -114,10 +114,10 @@ def _was_running(run: ShelveRun) -> bool:
 
 
 def _fail_shelve(tx: Connection, engine: Engine, run: ShelveRun, problem: StepFailed) -> None:
-    """Record that a server that ran before runs again, because the undo has started it.
+    """Record a server that was ACTIVE as running, because the undo starts the guest again.
 
-    Other servers become STOPPED, also those that were paused or suspended, and those that the undo
-    could not start.
+    Other servers become STOPPED, also paused and suspended servers, and servers that the undo could
+    not start.
     """
     if _was_running(run) and not run.is_left_off:
         guests.want(tx, [run.server.id], GuestState.RUNNING, True)
@@ -196,9 +196,9 @@ UnshelveRun = Run[UnshelveArgs, UnshelveData]
 
 
 def _read_image(engine: Engine, run: UnshelveRun) -> None:
-    """Read the image's description from the image service.
+    """Read the description of the shelved server's image from the image service into the run.
 
-    Why: the checksum exists only since the upload was completed.
+    Why: the image has a checksum only since the upload was completed.
     """
     # An offloaded server has an image.
     assert run.server.shelved_image_id is not None

@@ -39,7 +39,7 @@ def _rotate(engine: Engine, run: BackupRun) -> None:
 
 
 def _remove_pending_rotations(tx: Connection, engine: Engine, runs: Sequence[BackupRun]) -> None:
-    """Remove pending rotations of this type, because the newest rotation replaces them."""
+    """Remove each server's pending rotations of its backup type, which this rotation replaces."""
     for run in runs:
         cleanups.forget(tx, cleanups.BACKUPS, run.server.id, run.args.backup_type)
 

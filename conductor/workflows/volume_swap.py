@@ -66,10 +66,10 @@ def _connect(engine: Engine, run: SwapRun) -> None:
 
 
 def _end_without_swap(engine: Engine, run: SwapRun) -> None:
-    """Cancel the swap at the service, which then deletes the new volume.
+    """End the attachments of the new volume, and cancel the migration at the service.
 
-    If the undo of the copy failed, nothing is done, because the guest may still write to the new
-    volume.
+    If the undo of the copy failed, do nothing, because the guest may still write to the new volume.
+    A failure of the service becomes a pending cleanup.
     """
     if COPY_STEP not in run.data.undo_failures:
         _end_swap(engine, run, False)
@@ -85,7 +85,8 @@ def _end_swap(engine: Engine, run: SwapRun, swapped: bool) -> None:
 def _cleanup_on_failure(run: SwapRun, swapped: bool) -> AbstractContextManager[None]:
     """Return a context that turns a failure of the service into a pending cleanup.
 
-    ``swapped`` is True if the server's data is in the new volume.
+    If the service does not answer, tries come first, as in ``Run.cleanup_on_failure``. ``swapped``
+    is True if the server's data is in the new volume.
     """
     new = run.args.new_volume_id
     target, place = str(run.data.attachment or new), run.args.volume_id

@@ -50,7 +50,11 @@ def _record_reserved(tx: Connection, engine: Engine, runs: Sequence[VolumeRun]) 
 
 
 def _release(engine: Engine, run: VolumeRun) -> None:
-    """Delete the server's attachments of the volume, unless the guest may still have the volume."""
+    """Delete the server's attachments of the volume at the service.
+
+    If the undo of ``attach`` failed, do nothing, because the guest may still have the volume. A
+    failure of the service becomes a pending cleanup.
+    """
     row = _find_row(run)
     if ATTACH_STEP in run.data.undo_failures:
         return
@@ -141,7 +145,7 @@ ATTACH_VOLUME = Workflow(
 
 # --- detach ---
 def _fail_detach(tx: Connection, engine: Engine, run: VolumeRun, problem: StepFailed) -> None:
-    """Restore the volume's status: the guest has not released the volume."""
+    """Give the row the status before the detach, because the guest has not released the volume."""
     run.set_volume(_find_row(run), status=run.args.before)
 
 

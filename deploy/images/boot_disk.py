@@ -61,6 +61,7 @@ def build_once(
 
     Raises:
         SystemExit: A part is missing, or a tool fails.
+        FileNotFoundError: A tool is not installed.
     """
     if len(arguments) != 1:
         print("usage: build OUTPUT.qcow2", file=sys.stderr)
@@ -100,7 +101,7 @@ def build_once(
 
 
 def newest_kernel() -> Path:
-    """Return the newest cloud kernel of the first folder in ``KERNELS`` with one.
+    """Return the newest cloud kernel, by file time, of the first folder in ``KERNELS`` with one.
 
     Raises:
         SystemExit: There is no cloud kernel.
@@ -126,7 +127,7 @@ def fingerprint(own: Iterable[Path], installed: Iterable[Path]) -> str:
 
     Args:
         own: Files that count with their content.
-        installed: Files that count with size and time of change.
+        installed: Files that count with path, size and time of change.
     """
     digest = hashlib.sha256()
     for path in own:
@@ -137,10 +138,11 @@ def fingerprint(own: Iterable[Path], installed: Iterable[Path]) -> str:
 
 
 def run(*command: str | Path) -> str:
-    """Run a tool and return the output.
+    """Run a tool and return its standard output.
 
     Raises:
         SystemExit: The tool fails. The message contains the errors.
+        FileNotFoundError: The tool is not installed.
     """
     result = subprocess.run(
         command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
@@ -160,15 +162,19 @@ def write_boot_disk(
     root_size: int,
     *mke2fs: str | Path,
 ) -> None:
-    """Write a disk whose loader starts ``kernel``.
+    """Write a raw disk for a BIOS, whose loader starts ``kernel``.
 
     Args:
         disk: The path of the raw disk. Temporary files are written beside it.
         kernel: The kernel.
         initrd: The content of the initramfs.
-        kernel_options: Options for the kernel beside ``LOADER``.
+        kernel_options: Options for the kernel, after those of ``LOADER``.
         root_size: The size of partition 2, which is ext4, in bytes.
         mke2fs: Options of mke2fs for partition 2.
+
+    Raises:
+        SystemExit: A tool fails.
+        FileNotFoundError: A tool is not installed.
     """
     with disk.open("wb") as file:
         file.truncate(ROOT_START + root_size)
@@ -218,7 +224,10 @@ def write_boot_disk(
 
 
 def master_boot_record(root_size: int) -> bytes:
-    """Return the boot code with an active FAT16 (LBA) partition and a Linux partition."""
+    """Return a disk's first sector: the boot code, an active FAT16 (LBA) and a Linux partition.
+
+    ``root_size`` is the size of the Linux partition in bytes.
+    """
     entries = _entry(0x80, FAT16, BOOT_START, BOOT_SIZE) + _entry(0, LINUX, ROOT_START, root_size)
     return BOOT_CODE.read_bytes()[:440].ljust(446, b"\0") + entries.ljust(64, b"\0") + b"\x55\xaa"
 
@@ -238,10 +247,10 @@ def initramfs(
 
     The archive is not compressed, because unpacking takes longer than reading. The archive has
     busybox as /bin/sh, and the modules with their dependencies in /modules. /modules/order lists
-    the modules.
+    their file names in the order in which they can be loaded.
 
     Args:
-        folders: Folders to create.
+        folders: Folders to create, parents first. They must include bin, dev and modules.
         files: Path -> content of more files. All files are executable.
         kernel: The kernel to which the modules belong.
         modules: Names of the modules.
@@ -271,12 +280,15 @@ def module_name(path: Path) -> str:
 
 
 def read_module(path: Path) -> bytes:
-    """Read a module. The guest's busybox cannot load compressed modules."""
+    """Return a module's content, decompressed if the file's name ends with .xz.
+
+    Why: the guest's busybox cannot load compressed modules.
+    """
     return lzma.decompress(path.read_bytes()) if path.suffix == ".xz" else path.read_bytes()
 
 
 def strip_module(module: bytes) -> bytes:
-    """Return a kernel module without the signature and with the BPF types hidden.
+    """Return a kernel module in which the kernel finds neither a signature nor BPF types.
 
     The kernel would check both at each boot.
     """
@@ -284,9 +296,9 @@ def strip_module(module: bytes) -> bytes:
 
 
 def sort_modules(tree: Path, modules: Iterable[str]) -> list[Path]:
-    """Return the modules and their dependencies, each after its own dependencies.
+    """Return the files of the modules and their dependencies, each after its own dependencies.
 
-    Built-in modules are left out.
+    Modules that modules.dep does not list are left out, for example built-in modules.
 
     Args:
         tree: The folder with the kernel's modules.

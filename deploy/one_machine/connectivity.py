@@ -60,7 +60,7 @@ class Connectivity:
         return f"--network {PRIVATE} --key-name {KEY}" if self._cloud.has_networks else "--nic none"
 
     def wanted(self) -> JsonObject:
-        """Return the arguments of ``Seed.server`` for the networks and the key pair.
+        """Return the keyword arguments of ``Seed.server`` for the networks and the key pair.
 
         The shared network is created if it is missing. In a cloud without networks the arguments
         are a config drive, no networks and no key pair.
@@ -73,7 +73,8 @@ class Connectivity:
     def networks(self) -> str:
         """Create the shared network, the external network and the router between them.
 
-        Existing objects stay. Return a note for the output.
+        Existing objects stay. In a cloud without networks create nothing. Return a note for the
+        output.
 
         Raises:
             Failure: The network agents of the hosts are not all alive within 60 s.
@@ -131,8 +132,8 @@ class Connectivity:
     def access(self) -> str:
         """Create demo's key pair, and the rules that let ssh and ping reach demo's guests.
 
-        Existing objects stay, but a key pair with another public key is replaced. Return a note for
-        the output.
+        Existing objects stay, but a key pair with another public key is replaced. In a cloud
+        without networks create nothing. Return a note for the output.
 
         Raises:
             Failure: ssh-keygen is missing or fails.

@@ -20,7 +20,8 @@ def command(arguments: list[str]) -> int:
         arguments: [], or ["--purge"] to remove the cloud's home too.
 
     Raises:
-        Failure: The arguments are unknown, the cloud does not stop, or the home cannot be removed.
+        Failure: The arguments are unknown, a variable is invalid, the cloud does not stop, or the
+            home is not that of a cloud.
     """
     if arguments not in ([], ["--purge"]):
         raise Failure(

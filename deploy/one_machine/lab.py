@@ -45,6 +45,7 @@ def command(arguments: list[str]) -> int:
 
     Raises:
         Failure: The command is unknown or fails.
+        TimeoutExpired: virsh did not end within 20 s for ``status``.
     """
     match arguments:
         case ["up", hosts, *options] if set(options) <= {"--shared", "--volumes", up.CONTINUED}:

@@ -108,10 +108,11 @@ class Lab:
 
     @classmethod
     def make(cls, home: Path, facts: Facts) -> Lab:
-        """Return the existing lab if it has these facts, otherwise a new one without processes.
+        """Return the existing lab, or a new lab without processes if the home is empty or missing.
 
         Raises:
-            Failure: The home contains a lab with other facts, or other files.
+            Failure: The home contains a lab with other facts, a lab that this user may not read, or
+                other files.
         """
         if (home / "lab.json").exists():
             lab = cls.open(home)
@@ -141,7 +142,11 @@ class Lab:
         path.chmod(0o700)
 
     def down(self) -> None:
-        """Remove the lab: processes, namespaces, devices, rules and files."""
+        """Remove the lab: processes, namespaces, devices, rules and files.
+
+        Raises:
+            Failure: A process does not stop, or a command that cleans up fails.
+        """
         lifecycle.shut_down(self.cloud)
         shutil.rmtree(self.cloud.home)
 
@@ -160,7 +165,11 @@ class Lab:
         return self.cloud.hosts.index(host) + 1
 
     def state(self, host: str) -> str:
-        """Return the present state of the host: "up", "cut" (cable disconnected) or "off"."""
+        """Return the present state of the host: "up", "cut" (cable disconnected) or "off".
+
+        Raises:
+            Failure: The lab has no such host.
+        """
         number = self.number(host)
         if not power.is_on(self.cloud, number):
             return "off"
@@ -172,8 +181,8 @@ class Lab:
         A host that is off stays off.
 
         Raises:
-            Failure: A process still runs after 30 s, the lab does not run, the host is unknown, or
-                this user is not root.
+            Failure: A process still runs after 30 s, a command that cleans up fails, the lab does
+                not run, the host is unknown, or this user is not root.
         """
         number = self.number(host)
         with self._lock_hosts():
@@ -185,8 +194,8 @@ class Lab:
         A host that is on stays on, and its cable is connected.
 
         Raises:
-            Failure: A process does not start within 30 s, the lab does not run, the host is
-                unknown, or this user is not root.
+            Failure: A process does not start within 30 s, the namespace or cable cannot be made,
+                the lab does not run, the host is unknown, or this user is not root.
         """
         number = self.number(host)
         with self._lock_hosts():
@@ -227,6 +236,7 @@ class Lab:
         """Return the domains of the host, sorted by server id, or None if libvirtd does not answer.
 
         Raises:
+            Failure: The lab has no such host.
             TimeoutExpired: virsh did not end within 20 s.
         """
         uri = libvirtd.uri(self.cloud.libvirt_folder(self.number(host)))
@@ -304,7 +314,8 @@ def facts(hosts: str, shared: bool, volumes: bool = False) -> Facts:
     """
     if hosts not in map(str, range(1, MOST_HOSTS + 1)):
         raise Failure(
-            f"The number of hosts is {hosts!r}.", f"Give a number from 1 to {MOST_HOSTS}."
+            f"The number of hosts is {hosts!r}, which is not a valid number.",
+            f"Give a number from 1 to {MOST_HOSTS}.",
         )
     base = os.environ.get("KILONOVA_PORT_BASE", str(PORT_BASE))
     if not base.isdecimal() or not 1024 <= int(base) <= 65000:
@@ -313,7 +324,7 @@ def facts(hosts: str, shared: bool, volumes: bool = False) -> Facts:
 
 
 def describe(facts: Facts) -> str:
-    """Return a description of a lab for people."""
+    """Return a lab's facts as text, for example "3 hosts with shared storage, ports from 15000"."""
     storage = "shared storage" if facts.shared else "storage of their own"
     volumes = ", a volume service" if facts.volumes else ""
     return f"{facts.hosts} hosts with {storage}{volumes}, ports from {facts.port_base}"

@@ -37,10 +37,12 @@ FOREIGN = ((5672, "RabbitMQ"), (16509, "libvirtd"))
 
 
 def check(cloud: Cloud) -> str:
-    """Run all checks and return the notes.
+    """Check the machine and return notes for the operator, joined in one text.
+
+    The ports of a running cloud are not checked.
 
     Raises:
-        Failure: A check fails.
+        Failure: A check fails. The later checks do not run.
     """
     check_machine(os.geteuid())
     check_settings(cloud)
@@ -81,7 +83,7 @@ def check_machine(user: int) -> None:
         )
     if platform.machine() != "x86_64":
         raise Failure(
-            f"This machine's architecture is {platform.machine()}.",
+            f"This machine's architecture is {platform.machine()} instead of x86_64.",
             "Use an x86_64 machine (amd64).",
         )
     if shutil.which("apt-get") is None:
@@ -104,7 +106,7 @@ def check_broker(cloud: Cloud) -> None:
 def check_space(cloud: Cloud) -> None:
     """Check the length of the cloud's home, the free disk space and the available memory.
 
-    A running cloud needs no more memory.
+    The memory is not checked while the cloud runs.
 
     Raises:
         Failure: The path is too long, or disk space or memory is short.
@@ -145,7 +147,7 @@ def check_settings(cloud: Cloud) -> None:
     changes = settings.find_changes(cloud)
     if changes:
         raise Failure(
-            f"This cloud runs with other settings: {', '.join(changes)}.",
+            f"This cloud was started with other settings: {', '.join(changes)}.",
             "Set these variables to their former values; or stop the cloud with ./deploy/down, which keeps the "
             "data, and run this again.",
         )
@@ -172,8 +174,8 @@ def check_abilities(cloud: Cloud) -> None:
 def find_routes(external: IPv4Network) -> list[str]:
     """Return the lines of ``ip route`` whose networks overlap ``external``.
 
-    The default route and a route to ``external`` itself are left out. Without the program ip the
-    list is empty.
+    The default route, a route to ``external`` itself and routes with a type, for example blackhole,
+    are left out. Without the program ip the list is empty.
     """
     if shutil.which("ip") is None:
         return []

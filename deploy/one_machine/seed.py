@@ -124,9 +124,9 @@ class Seed:
         return f"{', '.join(missing)} made" if missing else "all are there"
 
     def tenant(self) -> str:
-        """Create the project demo and the user demo with the role member, and return a note.
+        """Ensure that the user demo with the role member in the project demo exists.
 
-        An existing user keeps its password.
+        Return a note. An existing user keeps the present password.
         """
         identity = self.admin.identity
         project = identity.find_project("demo", ignore_missing=True) or identity.create_project(
@@ -145,7 +145,7 @@ class Seed:
     def image(self) -> str:
         """Build the tiny image, upload it unless the image service has this file, return a note.
 
-        An image of an earlier recipe gets another name and stays, because servers use that image.
+        An image of an earlier recipe gets another name and stays, because servers may use it.
         """
         path = self.cloud.home / "tiny" / "tiny.qcow2"
         run(
@@ -187,7 +187,7 @@ class Seed:
             arguments: More arguments of a new server, for example networks.
 
         Raises:
-            Failure: The server does not become ACTIVE within 180 s.
+            Failure: The server becomes ERROR, or is not ACTIVE within 180 s.
         """
         compute = self.demo.compute
         server = next((candidate for candidate in compute.servers(name=f"^{SERVER}$")), None)
@@ -219,14 +219,19 @@ class Seed:
         return f"{SERVER} ({server.id}) is {server.status}"
 
     def first(self) -> Any:
-        """Return the server with the name ``SERVER``, read from the API. It must exist."""
+        """Return the server of the user demo with the name ``SERVER``, read from the API.
+
+        Raises:
+            StopIteration: There is no such server.
+        """
         return next(iter(self.demo.compute.servers(name=f"^{SERVER}$")))
 
     def console(self) -> str:
-        """Wait until the guest is ready, and return the last 20 lines of the console output.
+        """Wait until the first guest is ready, and return the last lines of the console output.
 
-        If this object did not start the guest, return the present lines without a wait. In a cloud
-        without guests return ``PAPER``.
+        These are up to 20 lines, which end with the message ``READY``. If this object did not start
+        the guest, return the present last lines without a wait. In a cloud without guests return
+        ``PAPER``.
 
         Raises:
             Failure: The guest is not ready within 120 s.
@@ -259,7 +264,10 @@ PAPER = "servers of the memory driver exist only in the database"
 
 
 def _tail(text: str) -> str:
-    """Return the last 20 lines, with unprintable characters replaced."""
+    """Return a heading and the last 20 lines, each cut to 150 characters.
+
+    "?" replaces unprintable characters.
+    """
     lines = [
         "".join(letter if letter.isprintable() else "?" for letter in line.expandtabs())
         for line in text.replace("\r", "").splitlines()[-20:]

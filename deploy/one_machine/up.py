@@ -34,7 +34,9 @@ Step = tuple[str, Callable[[], str | None]]
 
 
 def run_first_steps(cloud: Cloud, *command: str) -> int:
-    """Run steps 1 to 3, then the others in the virtual environment, and return the exit status.
+    """Run steps 1 to 3, then the others in the virtual environment, and return their exit status.
+
+    The others run in a process of their own, which prints its failures itself.
 
     Args:
         cloud: The cloud.
@@ -106,13 +108,19 @@ Logs are in {cloud.home}/log"""
 
 
 def prepare(cloud: Cloud) -> str:
-    """Make the cloud's folders, secrets, certificates and configuration, and return a note."""
+    """Make the cloud's folders, secrets, certificates and configuration, and return a note.
+
+    Raises:
+        Failure: RabbitMQ is not installed, or a running broker refuses the users.
+    """
     lifecycle.prepare(cloud)
     return f"below {cloud.home}"
 
 
 def upgrade(cloud: Cloud) -> str:
     """Upgrade the database, make missing keys of hosts, and return the upgrade's output.
+
+    The key files of all hosts are written again.
 
     Raises:
         Failure: The upgrade fails.
@@ -132,10 +140,10 @@ def upgrade(cloud: Cloud) -> str:
 def bootstrap(cloud: Cloud) -> None:
     """Write the first rows of the identity service, with the endpoints of the cloud's services.
 
-    Endpoints of services that the cloud no longer has are deleted.
+    Endpoints of a network or block storage service that the cloud no longer has are deleted.
 
     Raises:
-        Failure: The command fails.
+        Failure: The identity service's bootstrap command fails.
     """
     endpoints = {
         "identity": cloud.identity_url,
@@ -176,7 +184,7 @@ def _launch(cloud: Cloud, seed: Seed) -> str:
 
 
 def await_services(cloud: Cloud) -> str:
-    """Wait until every HTTP service answers. Return their names and the seconds of the wait.
+    """Wait until every HTTP service answers. Return a text with their names and the seconds.
 
     Raises:
         Failure: A service does not answer within 60 seconds.

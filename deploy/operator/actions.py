@@ -52,7 +52,7 @@ def _store(options: argparse.Namespace) -> Iterator[Store]:
 def listed(options: argparse.Namespace) -> int:
     """Print the actions that have not ended, oldest first. Return 1 if one needs an operator.
 
-    With ``--stuck`` print only actions that need an operator.
+    Stuck and overdue actions need an operator. With ``--stuck`` print only these.
     """
     with _store(options) as store:
         at, rows = store.snapshot(
@@ -129,7 +129,7 @@ def facts(row: ActionInHandRow, at: int) -> JsonObject:
 
 
 def show(options: argparse.Namespace) -> int:
-    """Print an action that has not ended, with its journal. Return 1 if it needs an operator.
+    """Print an action that has not ended, with its journal. Return 1 if it is stuck or overdue.
 
     Raises:
         NotFound: The action has ended or does not exist.

@@ -52,7 +52,10 @@ def facts(row: CleanupRow) -> dict[str, object]:
 
 
 def table(rows: list[CleanupRow]) -> str:
-    """Return a table of the cleanups, with the stored reason (``why``) below each."""
+    """Return a table of the cleanups, with the stored reason (``why``) below each.
+
+    Without cleanups return a sentence.
+    """
     if not rows:
         return "no cleanup is pending"
     lines = columns(

@@ -46,7 +46,10 @@ def _lines(option: cfg.Opt) -> Iterator[str]:
 
 
 def default(option: cfg.Opt) -> str:
-    """Return the default value as a configuration file contains it."""
+    """Return the option's default value as a configuration file contains it.
+
+    The ``sample_default`` comes first. Without a default the text is "".
+    """
     value = option.sample_default if option.sample_default is not None else option.default
     return ", ".join(value) if isinstance(value, list) else "" if value is None else str(value)
 

@@ -63,7 +63,7 @@ def _check_policies(conf: cfg.ConfigOpts) -> None:
 
 
 def database(conf: cfg.ConfigOpts) -> str:
-    """Return the kind and version of the database.
+    """Check the database, and return its kind and the version of its schema.
 
     Raises:
         Problem: The database does not answer.
@@ -91,8 +91,9 @@ def broker(conf: cfg.ConfigOpts) -> str:
     """Connect to the broker, and return the user and host name of each configured node.
 
     Raises:
-        ConfigError: The broker refuses the connection.
-        Unavailable: The broker does not answer.
+        ConfigError: The broker refuses the connection, or its options are wrong.
+        Unavailable: The broker does not answer, or no broker is configured.
+        ValueError, oslo_messaging.MessagingException: The URL is malformed.
     """
     from common.rpc.broker import address_of
 
@@ -104,8 +105,9 @@ def identity(conf: cfg.ConfigOpts) -> str:
     """Return Kilonova's user after a login and a check of the user's roles.
 
     Raises:
-        ConfigError: The user lacks a role.
-        Problem: The identity service does not answer, or refuses the login.
+        ConfigError: The identity service refuses the login, the user lacks a role, or a configured
+            URL is plain HTTP to another machine.
+        Problem: The identity service does not answer, or answers with another error.
     """
     from common.clients.identity import IdentityClient
 
@@ -128,7 +130,9 @@ def image(conf: cfg.ConfigOpts) -> str:
     """Return the URL of the image service after a successful request.
 
     Raises:
+        ConfigError: A configured URL is plain HTTP to another machine.
         Problem: The identity service or the image service does not answer, or refuses the request.
+            Or the catalogue names no image service.
     """
     from common.clients.identity import IdentityClient
 
@@ -140,6 +144,7 @@ def network(conf: cfg.ConfigOpts) -> str:
     """Check the network service and return the URL, or a notice if the catalogue has none.
 
     Raises:
+        ConfigError: A configured URL is plain HTTP to another machine.
         Problem: The identity service or the network service does not answer, or refuses the
             request.
     """
@@ -157,6 +162,12 @@ def network(conf: cfg.ConfigOpts) -> str:
 
 def _check_service(url: str, path: str, token: str, section: str) -> str:
     """Send a GET request to a service with Kilonova's token, and return the service's base URL.
+
+    Args:
+        url: The service's URL. A version at the end is removed.
+        path: The path of the request, behind the base URL.
+        token: The token.
+        section: The section of the configuration, which names the service in errors.
 
     Raises:
         Problem: The service does not answer, or answers with a status other than success.
@@ -176,10 +187,13 @@ def _check_service(url: str, path: str, token: str, section: str) -> str:
 def broker_of_host(conf: cfg.ConfigOpts) -> str:
     """Check the broker in the host's key file, and return the host and the path of the file.
 
+    If the file names no broker, check the configured broker.
+
     Raises:
-        ValueError: The key file cannot be used.
-        ConfigError: The broker refuses the connection.
-        Unavailable: The broker does not answer.
+        ValueError: The key file cannot be used, or the broker's URL is malformed.
+        ConfigError: The broker refuses the connection, or its options are wrong.
+        Unavailable: The broker does not answer, or no broker is configured.
+        oslo_messaging.MessagingException: The broker's URL is malformed.
     """
     from common.rpc.broker import look_in
     from common.security.host_keys import OwnKeys

@@ -35,7 +35,11 @@ def show(options: argparse.Namespace) -> int:
 
 
 def rows(conf: cfg.ConfigOpts) -> Iterator[dict[str, str]]:
-    """Yield option, value and origin of every option of Kilonova, and of ``transport_url``."""
+    """Yield option, value and origin of every option of Kilonova, and of ``transport_url``.
+
+    The keys are "option", "value" and "from". The value of a secret is ``HIDDEN``, or "" if the
+    origin is the default.
+    """
     lines = {
         (line.section, line.option): f"{path}:{line.number}"
         for path in conf.config_file

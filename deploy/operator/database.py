@@ -22,9 +22,9 @@ PROGRESS_SECONDS = 5.0  # Seconds between two lines of progress.
 def explain_silence(path: str | None, problem: errors.Problem) -> Exception:
     """Return the error to print when a command failed with ``problem``.
 
-    After a NoStore (no answer of the database) this function connects again. If the database
-    refuses the connection, the result is the ConfigError with the reason. Otherwise the result is
-    ``problem``.
+    If the problem is a NoStore (no answer of the database), but no subclass, this function connects
+    again. If the database then refuses the connection, the result is the ConfigError with the
+    reason. Otherwise the result is ``problem``.
 
     Args:
         path: Path of the configuration file.
@@ -78,7 +78,11 @@ def version(options: argparse.Namespace) -> int:
 
 
 def purge(options: argparse.Namespace) -> int:
-    """Delete old rows kind by kind. With ``--dry-run`` only count them."""
+    """Delete old rows kind by kind. With ``--dry-run`` only count them.
+
+    Without names of kinds, kinds with ``named_only`` stay. Each kind has its own number of days,
+    unless ``--older-than`` sets another.
+    """
     store = Store.open(config.load(options.config), unhurried=True)
     upgrades.check(store)
     total = 0

@@ -58,11 +58,18 @@ class WrongUse(Exception):
 
 
 def explain(options: argparse.Namespace, ask: Ask | None = None) -> int:
-    """Print the explanation and return the exit status (see the module).
+    """Print why SERVER, if given, found no host, and whether such servers would find hosts now.
 
     Args:
         options: The command line.
         ask: Replaces the request to a scheduler. None: send the request.
+
+    Returns:
+        0 if ``--count`` servers fit, 1 if not, 2 if an option is wrong, 3 if the scheduler, the
+        database or an external service does not answer.
+
+    Raises:
+        Problem: The database does not answer the first query, or has another version.
     """
     conf = config.load(options.config)
     store = Store.open(conf)
@@ -116,7 +123,10 @@ def _check(options: argparse.Namespace) -> None:
 
 
 def _scheduler_client(conf: cfg.ConfigOpts) -> Ask:
-    """Return a function that sends a request to any scheduler."""
+    """Return a function that sends a request spec to a scheduler and returns the explanation.
+
+    The function raises NoAnswer if no scheduler answers.
+    """
     from common.rpc import scheduler
     from common.rpc.transport import Transport
 
@@ -138,7 +148,7 @@ def _scheduler_client(conf: cfg.ConfigOpts) -> Ask:
 # --- a server that does not exist ---
 @contextmanager
 def _errors_name(option: str) -> Iterator[None]:
-    """Turn BadRequest and NotFound of the API's checks into WrongUse with the option's name."""
+    """Turn BadRequest and NotFound raised in the block into WrongUse with the option's name."""
     try:
         yield
     except (errors.BadRequest, errors.NotFound) as problem:
@@ -308,7 +318,7 @@ class Placed:
             )
 
     def facts(self) -> JsonObject:
-        """Return the server and the failed steps for JSON output."""
+        """Return the server, and the newest placement action with failed steps, for JSON output."""
         failures = [
             {
                 "step": event.step,
@@ -332,7 +342,7 @@ class Placed:
         }
 
     def text(self) -> str:
-        """Return the server and the failed steps as text for people."""
+        """Return the server, and the newest placement action with failed steps, as printed text."""
         server, action = self.server, self.action
         lines = [
             f"server {server.id} ({server.name}) of project {server.project_id}: {server.vm_state}, "
@@ -374,9 +384,9 @@ def _server(tx: Connection, name: str) -> ServerRecord:
 
 
 def _placement(tx: Connection, server_id: str) -> tuple[Any, list[Any]]:
-    """Return the newest action with a placement and its failed steps.
+    """Return the server's newest action with a step "place", and all failed steps of this action.
 
-    Return (None, []) if none of the newest 100 actions has a placement.
+    Return (None, []) if the newest 100 actions have no such step.
     """
     for row in actions.list_for(tx, server_id, limit=100):
         events = actions.events_of(tx, row.id)
@@ -407,9 +417,10 @@ def _request(spec: RequestSpec) -> JsonObject:
 
 
 def _together(store: Store, spec: RequestSpec) -> bool:
-    """Return True if all servers of the request must share a host, because of the policy affinity.
+    """Return True if the request has a server group with the policy affinity.
 
-    Then the room is the largest number in ``Explanation.room`` instead of the sum of all zones.
+    All servers of such a group share a host, so they have the room of one zone instead of the sum
+    of all zones. A deleted group has no effect.
     """
     try:
         return spec.group is not None and bool(

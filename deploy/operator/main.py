@@ -65,6 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     Raises:
         SystemExit: The command line is wrong (status 2), or requests help or the version (0).
+        BrokenPipeError: A pipe or socket other than standard output broke.
     """
     try:
         with _printable_output():
@@ -79,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 @contextlib.contextmanager
 def _printable_output() -> Iterator[None]:
-    """Filter standard output and standard error through ``common.domain.text.printable``.
+    """Filter standard output and standard error of the block through ``text.printable``.
 
     Many outputs contain texts of hosts, guests and external services. Escape sequences in these
     texts would be commands to the operator's terminal.

@@ -49,7 +49,7 @@ def policies(options: argparse.Namespace) -> dict[str, Policy]:
 
 
 def listed(options: argparse.Namespace) -> int:
-    """Print every policy rule with its check and origin."""
+    """Print every policy rule with check and origin, and return 0."""
     rules = {name: owner.in_force[name] for name, owner in policies(options).items()}
     if options.json:
         print(
@@ -74,10 +74,11 @@ def listed(options: argparse.Namespace) -> int:
 
 
 def explain(options: argparse.Namespace) -> int:
-    """Print whether a caller with these roles may use the rule.
+    """Print whether a caller with the roles of ``--as`` may use the rule, and on which resources.
 
     Returns:
-        0 if the rule allows the caller's own resources, 1 if not, 2 if the arguments are wrong.
+        0 if the rule allows the caller's own resources, 1 if not, 2 if an argument is missing or
+        the rule does not exist.
     """
     owners = policies(options)
     if not options.rule or not options.roles:
@@ -168,7 +169,7 @@ def parts(owner: Policy, rule: str) -> Iterator[tuple[str, str]]:
 
 
 def guarded(rule: str) -> Iterator[str]:
-    """Yield the operations that check this rule before they start.
+    """Yield the operations ("METHOD PATH") that check this rule before they start.
 
     Operations that check the rule later are not listed. Rules in ``BASES`` are only parts of other
     rules, so nothing is yielded for them.

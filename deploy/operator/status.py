@@ -26,7 +26,10 @@ LONGEST = 20
 
 
 def status(options: argparse.Namespace) -> int:
-    """Print the status. Return 1 if a service that is not forced down is down or silent."""
+    """Print services, pending work, host actions and waiting notifications of the cloud.
+
+    Return 1 if a service that is not forced down is down or silent, otherwise 0.
+    """
     conf = config.load(options.config)
     silence = conf.conductor.host_silence
     store = Store.open(conf)

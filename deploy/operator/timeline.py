@@ -31,7 +31,8 @@ def timeline(options: argparse.Namespace) -> int:
     """Print the actions of a server or request, oldest first. Return 1 if there are none, else 0.
 
     Raises:
-        NotFound, Conflict: As ``_server_id``.
+        NotFound: No server has this name.
+        Conflict: Several servers have this name.
     """
 
     def work(tx: Connection) -> list[tuple[Any, list[Any]]]:
@@ -62,7 +63,7 @@ def timeline(options: argparse.Namespace) -> int:
 
 
 def _server_id(tx: Connection, text: str) -> str:
-    """Return the id of the server with this name. An id is returned without a check.
+    """Return the id of the server with this name, even if deleted. Return an id without a check.
 
     Raises:
         NotFound: No server has this name.

@@ -63,11 +63,14 @@ MODES = {True: 0o755, False: 0o644}
 def find_needed(top: Distribution, extras: Iterable[str]) -> set[str]:
     """Return the names of the distributions that Kilonova needs with these extras.
 
-    Indirect requirements are included, Kilonova itself is not. Names are canonical.
+    Indirect requirements are included. Kilonova itself is left out. Names are canonical.
 
     Args:
         top: The distribution of Kilonova.
-        extras: Extras of Kilonova. All requirements must be installed.
+        extras: Extras of Kilonova.
+
+    Raises:
+        PackageNotFoundError: A requirement is not installed.
     """
     extras_by_name: dict[str, frozenset[str]] = {}
     waiting = [(canonicalize_name(NAME), frozenset(extras))]
@@ -86,9 +89,12 @@ def find_needed(top: Distribution, extras: Iterable[str]) -> set[str]:
 
 
 def divide(top: Distribution) -> dict[str, list[str]]:
-    """Return package -> names of the distributions that the package contains.
+    """Return Debian package -> sorted names of the Python distributions in the package.
 
-    Distributions of the common package are in no other package.
+    Distributions in ``COMMON`` are left out of the other packages.
+
+    Args:
+        top: The distribution of Kilonova.
     """
     of = {package: find_needed(top, extras) for package, extras in EXTRAS.items()}
     return {
@@ -98,9 +104,9 @@ def divide(top: Distribution) -> dict[str, list[str]]:
 
 
 def copy(name: str, to: Path) -> None:
-    """Copy a distribution's files to ``to`` as installed from the wheel.
+    """Copy the files of the installed distribution ``name`` into the folder ``to``.
 
-    Programs and tests are left out.
+    Programs, bytecode, and folders with the name tests are left out.
 
     Raises:
         SystemExit: A file was changed since the installation.
@@ -118,9 +124,9 @@ def copy(name: str, to: Path) -> None:
 
 
 def is_unchanged(file: PackagePath) -> bool:
-    """Return True if the file has the digest from its wheel.
+    """Return True if the installed file has the digest in the list RECORD of its wheel.
 
-    Also True for the list of digests itself (RECORD), which has no digest.
+    Also True for a file without a digest there, such as RECORD itself.
     """
     if file.hash is None:
         return True
@@ -129,7 +135,7 @@ def is_unchanged(file: PackagePath) -> bool:
 
 
 def build(folder: Path) -> Path:
-    """Build the wheel of Kilonova from the working directory into ``folder``. Return its path."""
+    """Build the working directory's wheel into ``folder``, and return the wheel's path."""
     code = "import sys; from setuptools import build_meta as b; b.build_wheel(sys.argv[1])"
     subprocess.run(
         [sys.executable, "-c", code, folder], check=True, stdin=subprocess.DEVNULL, timeout=300
@@ -138,7 +144,14 @@ def build(folder: Path) -> Path:
 
 
 def is_kept(name: str) -> bool:
-    """Return True if processes or operators use this file of Kilonova's wheel."""
+    """Return True if the Debian packages contain this file of Kilonova's wheel.
+
+    They contain neither the folders in ``LEFT_OUT``, nor files directly in deploy/ that are no
+    Python modules.
+
+    Args:
+        name: Path of the file in the wheel.
+    """
     is_program = name.count("/") == 1 and name.startswith("deploy/") and not name.endswith(".py")
     return not is_program and not name.startswith(LEFT_OUT)
 
@@ -149,7 +162,10 @@ def packages(debian: Path) -> list[str]:
 
 
 def overrides(package: str) -> str:
-    """Return the lintian overrides of this package, which differ for libraries and services."""
+    """Return the text of this package's lintian overrides.
+
+    Packages in ``EXTRAS`` have the file for libraries, and all others the file for services.
+    """
     kind = "libraries" if package in EXTRAS else "services"
     return (ROOT / f"debian/lintian-overrides.{kind}").read_text()
 
@@ -165,7 +181,7 @@ def environment(folder: Path) -> None:
 
 
 def python_dependency() -> str:
-    """Return the line of debian/*.substvars for the Python that these libraries are built for."""
+    """Return the line of debian/*.substvars that requires this interpreter's minor version."""
     following = f"{sys.version_info.major}.{sys.version_info.minor + 1}"
     return f"kilonova:Python=python3 (>= {VERSION}~), python3 (<< {following}~)\n"
 
@@ -179,14 +195,18 @@ def script(entry: EntryPoint) -> str:
 
 
 def write(path: Path, text: str, *, program: bool = False) -> None:
-    """Write one file of a package with its folders and its mode (``MODES``)."""
+    """Write a file with mode 0755 for a program, else 0644, and create missing folders."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
     path.chmod(MODES[program])
 
 
 def program(debian: Path, entry: EntryPoint) -> None:
-    """Write an entry point's program, its link in /usr/bin, and the unit if it is a service."""
+    """Write an entry point's program and its link in /usr/bin into the folder of its package.
+
+    The program ``kilonova`` is in ``COMMON``. Other programs are in the package of their name. The
+    unit of a service is written into the folder ``debian``.
+    """
     package = debian / (COMMON if entry.name == NAME else entry.name)
     write(package / PREFIX / "bin" / entry.name, script(entry), program=True)
     link = package / "usr/bin" / entry.name
@@ -214,7 +234,10 @@ def pages(debian: Path) -> None:
 
 
 def configuration(debian: Path) -> None:
-    """Write sysusers.d and tmpfiles.d files, the configuration to fill in, and examples."""
+    """Write the packages' sysusers.d and tmpfiles.d files, a kilonova.conf, and examples.
+
+    kilonova.conf is a sample with mode 0640, which the operator fills in.
+    """
     for kind, suffix in (("sysusers.d", "sysusers"), ("tmpfiles.d", "tmpfiles")):
         for file in (ROOT / kind).glob("kilonova-*.conf"):
             if file.stem in EXTRAS:
@@ -233,10 +256,13 @@ def configuration(debian: Path) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Fill the folders of all packages.
+    """Write the files of all Debian packages into their folders, and return 0.
 
     Args:
         arguments: The path of the folder debian.
+
+    Raises:
+        SystemExit: A file of a library was changed since the installation.
     """
     debian = Path(arguments[0]).resolve()
     libraries = debian / COMMON / PREFIX / LIBRARIES

@@ -32,7 +32,7 @@ CHANGES = """kilonova ({version}) {release}; urgency=medium
 
 
 def command(arguments: list[str]) -> int:
-    """Install the build requirements, build the packages, and print their paths.
+    """Install build requirements, build and check the packages, print their paths, and return 0.
 
     Args:
         arguments: The revision, or nothing for revision 1.
@@ -74,6 +74,9 @@ def debian_version(version: str, revision: str) -> str:
     Pre-releases get a tilde, so that dpkg orders them before the release. The name of the release
     keeps the packages before possible packages of Debian, and its number orders upgrades from
     one release of Debian to the next: 0.1.0-1~deb12 comes before 0.1.0-1~deb13.
+
+    Raises:
+        Failure: The release is not supported.
     """
     system = packages.release()
     name = system["ID"].replace("debian", "deb") + system["VERSION_ID"]
@@ -81,12 +84,16 @@ def debian_version(version: str, revision: str) -> str:
 
 
 def _unpack(tree: Path, revision: str, log: Path) -> None:
-    """Build and unpack the source distribution, and add the folder debian that dpkg expects.
+    """Build and unpack the source distribution, and add the folder debian with a changelog.
 
     Args:
-        tree: The folder into which the source is unpacked.
+        tree: Path of the unpacked source. The last part is the top folder of the archive.
         revision: The revision of the packages.
         log: The file that gets the programs' output.
+
+    Raises:
+        Failure: A program fails, the control file names no maintainer, or the release is not
+            supported.
     """
     sdist = tree.parent / "sdist"
     run([environment.PYTHON, "-c", SDIST, sdist], ADVICE, log=log, cwd=packages.ROOT)
@@ -128,7 +135,7 @@ def judge(folder: Path) -> str:
     """Check the packages in the folder with lintian, and return its output.
 
     Raises:
-        Failure: Lintian reports an error or a warning.
+        Failure: Lintian reports an error or a warning, or is not installed.
     """
     return run(
         [
@@ -136,7 +143,7 @@ def judge(folder: Path) -> str:
             *("--tag-display-limit", "0"),
             *folder.glob("*.changes"),
         ],
-        "Fix the problems above. Intended ones belong in deploy/debian/*.lintian-overrides, with a reason.",
+        "Fix the problems above. Intended ones belong in deploy/debian/lintian-overrides.*, with a reason.",
     ).strip()
 
 

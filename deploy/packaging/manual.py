@@ -32,7 +32,12 @@ SERVICE_STATUSES = {
 def verbs(
     command: argparse.ArgumentParser, words: tuple[str, ...] = ()
 ) -> Iterator[tuple[tuple[str, ...], argparse.ArgumentParser]]:
-    """Yield the command line itself and all commands below, each with its words and parser."""
+    """Yield the words and the parser of ``command`` and of all its subcommands, parents first.
+
+    Args:
+        command: The parser of the first command.
+        words: The words of this command, for example ("host", "list"). () for ``kilonova`` itself.
+    """
     yield words, command
     for action in command._actions:
         if isinstance(action, argparse._SubParsersAction):
@@ -67,7 +72,7 @@ def pages() -> dict[str, str]:
 
 
 def _main_page() -> str:
-    """Return the page of ``kilonova`` itself, with one line per command."""
+    """Return the roff text of kilonova.1, with an entry per command without subcommands."""
     top = parser()
     commands = [
         _term(" ".join(("kilonova", *words)), _sentence(_description(command)))
@@ -162,7 +167,7 @@ _FILES = {
 
 
 def _options(command: argparse.ArgumentParser) -> Iterator[str]:
-    """Yield an entry for each argument with a help text."""
+    """Yield a roff entry for each option and argument with a help text, except --help."""
     for action in options(command):
         if action.help and not isinstance(action, argparse._HelpAction):
             yield _term(argument_name(action), _sentence(_help(action)))
@@ -214,7 +219,7 @@ def escape(text: str) -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Write all pages into the folder in ``arguments``."""
+    """Write all pages into the folder that is the first argument, and return 0."""
     folder = Path(arguments[0])
     for name, text in pages().items():
         (folder / name).write_text(text)

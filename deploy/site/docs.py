@@ -18,7 +18,11 @@ FOLDER = packages.ROOT / "build/site"
 
 
 def command(arguments: list[str]) -> int:
-    """Install Sphinx, and build the site in ``FOLDER``."""
+    """Install Sphinx, build the site in ``FOLDER``, and return 0.
+
+    Raises:
+        Failure: There are arguments, or a step failed.
+    """
     if arguments:
         raise Failure(f"Invalid arguments: {' '.join(arguments)}", "Run ./deploy/docs.")
     with tempfile.TemporaryDirectory(prefix="kn-docs-") as temporary:

@@ -52,7 +52,7 @@ WAYS = {
 
 
 def page() -> str:
-    """Return the text of docs/doctor.md."""
+    """Generate docs/doctor.md from the table ``KINDS``, and return the text."""
     parts = [HEAD]
     for way, (heading, text) in WAYS.items():
         rows = [kind for kind in KINDS.values() if kind.way is way]

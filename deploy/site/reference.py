@@ -24,7 +24,7 @@ from scheduler import filters, weighers
 
 
 def api() -> str:
-    """Return a table of operations for each resource, and a table of the removed paths."""
+    """Return Markdown: operations in a table per resource, and a table of the removed paths."""
     kinds: dict[str, list[Route]] = {}
     for route in sorted(ROUTES, key=lambda route: _kind(route.path)):
         kinds.setdefault(_kind(route.path), []).append(route)
@@ -39,7 +39,7 @@ def api() -> str:
 
 
 def actions() -> str:
-    """Return the table of all server actions, including actions with an operation of their own."""
+    """Return a Markdown table of all server actions, including delete and other operations."""
     return _table(
         ("action", "microversions", "policy", "from the states", "then", "success"),
         map(_action, states.ACTIONS),
@@ -47,7 +47,7 @@ def actions() -> str:
 
 
 def configuration() -> str:
-    """Return a table of options for each section of the configuration."""
+    """Return Markdown: a heading and a table of options for each section of the configuration."""
     return "\n".join(
         f"## [{group}]\n\n" + _table(("option", "type", "default", ""), map(_option, options))
         for group, options in OPTIONS.items()
@@ -55,7 +55,7 @@ def configuration() -> str:
 
 
 def filters_table() -> str:
-    """Return the table of all filters, by their names in ``enabled_filters``."""
+    """Return a Markdown table of the built-in filters, by their names in ``enabled_filters``."""
     enabled = next(
         option for option in OPTIONS["scheduler"] if option.dest == "enabled_filters"
     ).default
@@ -74,7 +74,7 @@ def filters_table() -> str:
 
 
 def weighers_table() -> str:
-    """Return the table of all weighers, by their names in ``enabled_weighers``."""
+    """Return a Markdown table of the built-in weighers, by their names in ``enabled_weighers``."""
     conf = cfg.ConfigOpts()
     for group, options in OPTIONS.items():
         conf.register_opts(options, None if group == "DEFAULT" else group)
@@ -147,9 +147,10 @@ def _option(option: cfg.Opt) -> Sequence[str]:
 
 
 def _passes(entry: filters.Entry) -> str:
-    """Return the filter's effect: the first paragraph of its docstring.
+    """Return the filter's effect for a table cell: the first paragraph of its docstring.
 
-    For a filter that cannot be disabled, the text is that it is always checked.
+    For a filter that cannot be disabled, the text is that it is always checked. A filter with a
+    limit in the metadata of aggregates gets a second sentence about this.
     """
     if entry.make is None:
         return "always checked, whatever is enabled"
@@ -160,7 +161,7 @@ def _passes(entry: filters.Entry) -> str:
 
 
 def _cell(text: str) -> str:
-    """Return text for the cell of a table, with Markdown escaped."""
+    """Return the text on one line for a table cell, with Markdown outside code spans escaped."""
     outside = re.split(r"(`[^`]*`)", " ".join(text.split()).replace("|", "\\|"))
     return "".join(
         part if at % 2 else re.sub(r"([*_<>\[\]{}$])", r"\\\1", part)

@@ -38,7 +38,7 @@ instead of being refused. `create`, `delete` and `softDelete` are no bodies: DEL
 
 
 def page() -> str:
-    """Return the text of docs/states.md."""
+    """Generate docs/states.md from the table ``ACTIONS``, and return the text."""
     return "".join(
         (
             HEAD,
@@ -55,7 +55,8 @@ def page() -> str:
 def edges() -> dict[tuple[str, str], list[str]]:
     """Return (from, to) -> names of the actions between these states, in the table's order.
 
-    Actions that are allowed in every state, and actions that keep the state, are left out.
+    Actions that are allowed in every state, and actions without ``Action.after``, are left out. An
+    action that leads back to its state is included.
     """
     actions_by_edge: dict[tuple[str, str], list[str]] = {}
     for row in ACTIONS:
@@ -87,7 +88,7 @@ def _id(vm_state: str) -> str:
 
 
 def _from_every_state() -> str:
-    """Return a sentence with the actions that are allowed in every state."""
+    """Return a sentence with the actions that are allowed in every state and change the state."""
     rows = [row for row in ACTIONS if row.vm == states.ANY and row.after is not None]
     names = ", ".join(f"`{_name(row)}` (to `{row.after}`)" for row in rows)
     return f"From every state: {names}.\n"

@@ -110,7 +110,7 @@ class Result:
         return self.status in (0, NO_TESTS)
 
     def read(self) -> None:
-        """Read the test cases from pytest's report. Without a valid report there are none."""
+        """Set ``cases`` and ``has_report`` from pytest's report if it exists and is valid."""
         try:
             cases = ElementTree.parse(self.report).iter("testcase")  # noqa: S314 - written by our pytest
         except (FileNotFoundError, ElementTree.ParseError):
@@ -119,7 +119,7 @@ class Result:
         self.cases = [_read_case(case) for case in cases]
 
     def failed_tests(self) -> list[FailedTest]:
-        """Return the failed tests. A job that failed without a failed test counts as one."""
+        """Return the failed tests. A job that failed without a failed test counts as one test."""
         ring = f"./deploy/test {self.job.ring}"
         tests = [
             FailedTest(case.id, f"{ring} -- {shlex.quote(case.id)}")
@@ -133,7 +133,10 @@ class Result:
         return tests
 
     def failures(self) -> str:
-        """Return the log from pytest's first list of failures on, or its last 20,000 characters."""
+        """Return the log from pytest's first list of failures or errors to the end.
+
+        Without such a list, return the last 20,000 characters.
+        """
         text = self.log.read_text(errors="replace")
         first = FAILURES.search(text)
         return text[first.start() :] if first else text[-20_000:]
@@ -182,8 +185,9 @@ class Jobs:
     def run(self, jobs: Sequence[Job]) -> Iterator[Result]:
         """Run the jobs, and yield each result when its job ends.
 
-        If the caller closes the iterator early, the running jobs are interrupted. An exception at
-        the start of a job, for example of its servers, is raised here.
+        At most ``SIDE_BY_SIDE`` jobs run at a time. An exception at the start of a job, for example
+        of its servers, is raised here. After an exception, or if the caller closes the iterator
+        early, the running jobs are interrupted and the other jobs do not start.
         """
         waiting = iter(jobs)
         workers = [
@@ -253,7 +257,10 @@ class Jobs:
         return result
 
     def _end(self) -> None:
-        """Interrupt the running jobs, and kill the jobs that do not end in time."""
+        """Start no more jobs, interrupt the running jobs, and wait until they have ended.
+
+        Jobs that have not ended after ``TEAR_DOWN_SECONDS`` are killed.
+        """
         with self._lock:
             self._ending = True
             processes = [process for _, process in self._running.values()]
@@ -276,9 +283,9 @@ def _signal(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
 
 
 def _wait_with_usage(process: subprocess.Popen[bytes]) -> tuple[int, float]:
-    """Wait for the process and return the exit status and CPU-seconds.
+    """Wait for the process, and return its exit status and CPU-seconds.
 
-    The CPU-seconds include those of the awaited children.
+    The CPU-seconds include the children that the process has waited for.
     """
     _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
@@ -286,13 +293,14 @@ def _wait_with_usage(process: subprocess.Popen[bytes]) -> tuple[int, float]:
 
 
 def pytest_command(job: Job, report: Path | None, *more: str) -> list[str | Path]:
-    """Return the command line of a job.
+    """Return the command line of a job, which runs pytest or the job's module.
 
     Args:
         job: The job.
-        report: Path of the report to write, or None for a run in the foreground.
-        more: More arguments. If some of them are tests, only these run instead of the whole ring. A
-            job with a module gets them only in the foreground.
+        report: Path of the report that pytest writes, or None for a run in the foreground. Modules
+            write no report.
+        more: More arguments. If any begins with tests/, only these tests run instead of the whole
+            ring. A module gets the arguments only in the foreground.
     """
     if job.module:
         return [PYTHON, "-m", job.module, *(() if report else more)]

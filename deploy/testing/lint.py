@@ -71,7 +71,7 @@ def main() -> int:
 
 
 def _score_command(unit: Path) -> list[str | Path]:
-    """Return the command that fails if the unit's exposure is above the limit."""
+    """Return the command that fails if the unit's exposure is above its limit in ``SCORES``."""
     highest = SCORES[unit.stem.removeprefix("kilonova-")]
     return [
         "systemd-analyze",
@@ -84,7 +84,10 @@ def _score_command(unit: Path) -> list[str | Path]:
 
 
 def _run_check(command: list[str | Path]) -> bool:
-    """Run a check, print the result, and return True if the check passes."""
+    """Run a check, print the result, and return True if the check passes.
+
+    The output is printed only after a failure.
+    """
     result = subprocess.run(
         [str(part) for part in command],
         cwd=ROOT,
@@ -105,9 +108,10 @@ def _run_check(command: list[str | Path]) -> bool:
 
 
 def _copy_units(folder: Path) -> list[str | Path]:
-    """Copy the units into ``folder``, with paths of existing programs, which systemd checks.
+    """Copy the units into ``folder``, and return the paths of the copies.
 
-    The paths go through a symbolic link, because the path of .venv may contain a space.
+    In the copies the programs are in .venv, because systemd checks that they exist. Their paths go
+    through a symbolic link, because the path of .venv may contain a space.
     """
     copies: list[str | Path] = []
     (folder / "bin").symlink_to(VENV / "bin")

@@ -53,7 +53,7 @@ class Budget:
     all: int = 0
 
     def of(self, chosen: Set) -> int:
-        """Return the CPU-seconds that the job may use in this set."""
+        """Return the CPU-seconds that the job may use in this set on the reference machine."""
         return self.default if chosen is Set.DEFAULT else self.all
 
 
@@ -84,18 +84,21 @@ class Job:
     budget: Budget = Budget()
 
     def has(self, fixtures: Collection[str], marks: Collection[str]) -> bool:
-        """Return True if a test with these fixtures and marks belongs to this job.
+        """Return True if a test of the ring with these fixtures and marks matches this job.
+
+        If the job has fixtures, the test must use any of them. If the job has a mark, the test must
+        have this mark. The test belongs to the first matching job (``job_of``).
 
         Args:
             fixtures: Names of the fixtures that the test uses.
-            marks: Names of the marks.
+            marks: Names of the test's marks.
         """
         return (not self.fixtures or not self.fixtures.isdisjoint(fixtures)) and (
             not self.mark or self.mark in marks
         )
 
     def reads(self, file: str) -> bool:
-        """Return True if the job imports a test file with this name."""
+        """Return True if the file's name matches ``files``, so that the job imports the file."""
         return any(fnmatchcase(file, pattern) for pattern in self.files)
 
 
@@ -194,10 +197,14 @@ RINGS = (
 
 
 def job_of(ring: str, fixtures: Collection[str], marks: Collection[str]) -> Job:
-    """Return the first job of this ring to which a test with these fixtures and marks belongs."""
+    """Return the job of a test: the first job of this ring that matches, as in ``Job.has``.
+
+    Raises:
+        StopIteration: No job of the ring matches.
+    """
     return next(job for job in (*JOBS, *ALONE) if job.ring == ring and job.has(fixtures, marks))
 
 
 def longest_first(jobs: Collection[Job]) -> list[Job]:
-    """Return the jobs in the order of their start, so that no long job starts last."""
+    """Return the jobs in the order of their start: by ``seconds``, the longest first."""
     return sorted(jobs, key=lambda job: -job.seconds)

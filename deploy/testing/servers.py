@@ -46,9 +46,10 @@ _claims: dict[int, socket.socket] = {}
 
 
 def free_ports(count: int) -> int:
-    """Reserve a range of ``STEP`` ports for this process, and return the first.
+    """Reserve a range of ``STEP`` ports for this process, and return the first port.
 
-    The first ``count`` ports are free. The reservation holds until this process ends.
+    The first ``count`` ports are free. Until this process ends, no other call of this function
+    returns the range, in any process of this machine.
 
     Args:
         count: The number of ports, at most ``STEP``.
@@ -66,7 +67,9 @@ def free_ports(count: int) -> int:
 
 
 def _reserve(start: int) -> bool:
-    """Reserve a range of ports. Return False if a process has reserved the range already.
+    """Reserve the range of ports from ``start`` on, and return True.
+
+    Return False if this or another process has reserved the range already.
 
     The reservation is a socket with an abstract name, which the kernel releases when the process
     ends.
@@ -129,10 +132,14 @@ class Servers:
                 process.wait()
 
     def start(self, kind: str) -> str:
-        """Start a server of a kind in ``KINDS`` and return the URL.
+        """Start a server of a kind in ``KINDS``, wait until it is ready, and return the URL.
+
+        PostgreSQL and MariaDB can be started only once.
 
         Raises:
-            Failure: The server is not installed or does not start.
+            Failure: RabbitMQ is not installed, a database cannot be created, or the server ends or
+                is not ready after 90 s.
+            LookupError: The user of the database server does not exist.
         """
         starters: dict[str, Callable[[], str]] = {
             "rabbitmq": self._rabbitmq,
@@ -146,14 +153,21 @@ class Servers:
         return dict(self._processes)[kind].pid
 
     def kill(self, kind: str) -> None:
-        """Kill all processes of a server with SIGKILL. Committed data remain."""
+        """Kill the process group of a server with SIGKILL, and wait for the server's main process.
+
+        Committed data remain.
+        """
         process = dict(self._processes)[kind]
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         self._processes.remove((kind, process))
 
     def restart(self, kind: str) -> None:
-        """Start a killed database server again at the same address, and wait until it is ready."""
+        """Start a killed database server again at the same address, and wait until it is ready.
+
+        Raises:
+            Failure: The server ends, or is not ready after 90 s.
+        """
         self._restarts[kind]()
 
     def _rabbitmq(self) -> str:
@@ -206,7 +220,7 @@ class Servers:
         """Start a standby that follows a PostgreSQL server, and return the standby's URL.
 
         Args:
-            primary_url: The URL at which the standby reaches the primary.
+            primary_url: The URL of the primary with user and password.
 
         Raises:
             Failure: The standby does not start.
@@ -298,16 +312,20 @@ class Servers:
         port: int,
         is_ready: Callable[[int], bool] = answers,
     ) -> None:
-        """Start a database server, wait until it is ready, and enable ``restart`` for it."""
+        """Start a database server, wait until it is ready, and enable ``restart`` for it.
+
+        Raises:
+            Failure: The server ends, or is not ready after 90 s.
+        """
         self._run(name, command, user)
         self._wait(name, port, is_ready)
         self._restarts[name] = partial(self._start, name, command, user, port, is_ready)
 
     def _copy_certificates(self, folder: Path, user: str) -> dict[str, Path]:
-        """Copy the certificate's files for the server's user.
+        """Copy the certificate's files into ``folder``, readable only by the server's user.
 
         Returns:
-            The paths by "ca", "cert" and "key". {} without a certificate.
+            The paths of the copies by "ca", "cert" and "key". {} without a certificate.
         """
         if self._proof is None:
             return {}
@@ -361,7 +379,7 @@ class Servers:
 
 
 def _postgresql_program(name: str) -> str:
-    """Return the path of a program of this release's PostgreSQL."""
+    """Return the path of a program of the PostgreSQL in this machine's release of Debian."""
     return f"/usr/lib/postgresql/{packages.postgresql_version()}/bin/{name}"
 
 
@@ -405,7 +423,11 @@ def _write_secret(path: Path, text: str, user: str) -> Path:
 
 
 def _run_as(user: str, command: list[str]) -> None:
-    """Run a command as the user and wait for the end."""
+    """Run a command as the user and wait until it ends.
+
+    Raises:
+        Failure: The command fails.
+    """
     run(
         ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups", *command],
         f"Install the Debian packages {' and '.join(packages.databases())}.",
@@ -423,7 +445,7 @@ def _make_environment() -> dict[str, str]:
 
 
 def main() -> None:
-    """Start all servers and wait for Enter, for manual tests."""
+    """Start all servers, print their URLs, and stop them after Enter, for manual tests."""
     folder = Path("/tmp") / f"kilonova-servers-{os.getpid()}"  # noqa: S108 - holds nothing secret and has this process's number
     with Servers(folder) as servers:
         for kind in KINDS:

@@ -25,7 +25,10 @@ _RECORDS = [{"id": str(number), "tags": ["a", "b"], "size": number} for number i
 
 
 def measure() -> float:
-    """Return this machine's CPU time as a multiple of the reference machine's (above 1: slower)."""
+    """Return the CPU time of ``calculate``, divided by that of the reference machine.
+
+    A result above 1 means that this machine is slower. One process per CPU runs at the same time.
+    """
     processes = [
         subprocess.Popen(
             [sys.executable, "-m", __name__], cwd=ROOT, stdout=subprocess.PIPE, text=True

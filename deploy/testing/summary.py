@@ -18,13 +18,15 @@ LONGEST = 15  # how many of the longest tests are listed
 def budget_lines(
     results: Sequence[Result], servers_cpu: float, chosen: Set | None, speed: float
 ) -> Iterator[str]:
-    """Yield a table of minutes and CPU-minutes per job, beside the budgets of this machine.
+    """Yield the lines of a table: number of tests, minutes, CPU-minutes and CPU budget per job.
+
+    The last line has the CPU-minutes and budget of the servers.
 
     Args:
         results: The jobs that ran.
         servers_cpu: CPU-seconds of the private database and message servers.
         chosen: The set whose budgets apply, or None for a slice, which has no budget.
-        speed: Scale of the budgets, from ``deploy.testing.speed``.
+        speed: Factor by which the budgets are multiplied, from ``deploy.testing.speed``.
     """
     yield f"{'job':<22}{'tests':>7}{'minutes':>9}{'CPU minutes':>13}{'budget':>8}"
     for result in sorted(results, key=lambda result: -result.cpu_seconds):
@@ -51,7 +53,7 @@ def longest_lines(results: Sequence[Result]) -> Iterator[str]:
 
 
 def skip_lines(results: Sequence[Result]) -> Iterator[str]:
-    """Yield a line for each reason with the number of tests skipped, the most frequent first."""
+    """Yield a line per reason with its number of skipped tests, the most frequent reason first."""
     reasons = Counter(case.skipped for result in results for case in result.skipped_cases)
     for reason, count in reasons.most_common():
         yield f"{count:8} skipped: {reason}"

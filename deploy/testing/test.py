@@ -54,7 +54,11 @@ class Environment(ExitStack):
     def of(self, job: Job) -> dict[str, str]:
         """Start the job's servers, and return the environment variables of the job.
 
-        Each server's URL is in KILONOVA_TEST_KIND_URL, for example KILONOVA_TEST_MARIADB_URL.
+        This process's environment is included. Each server's URL is in KILONOVA_TEST_KIND_URL, for
+        example KILONOVA_TEST_MARIADB_URL.
+
+        Raises:
+            Failure: A server does not start.
         """
         environ = {**os.environ, **ENVIRON}
         if job.servers:
@@ -66,7 +70,11 @@ class Environment(ExitStack):
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Parse the command line, run the tests, and return the exit status."""
+    """Parse the command line, install the requirements, run the tests, and return the exit status.
+
+    Raises:
+        Failure: The arguments are invalid, an installation fails, or a server does not start.
+    """
     names, more = _split(arguments)
     folder = Path(tempfile.mkdtemp(prefix="kn-test-", dir="/tmp"))
     jobs, slices = _jobs(names), _slices(names)
@@ -168,7 +176,10 @@ def _install(rings: set[str], slices: Sequence[Slice], log: Path) -> None:
 def _in_the_foreground(
     jobs: Sequence[Job], more: Sequence[str], servers: Environment, folder: Path
 ) -> int:
-    """Run each ring in one process whose output is that of this command. Return the exit status."""
+    """Run the rings one after the other, each in one process that prints to the terminal.
+
+    Return 1 if any ring fails, else 0. ``folder`` is removed after a success.
+    """
     failed = []
     for ring in dict.fromkeys(job.ring for job in jobs):
         whole = [job for job in jobs if job.ring == ring]
@@ -217,14 +228,16 @@ def summarize(
 ) -> int:
     """Print the summary, with a line of counts at the end, and return the exit status.
 
-    The status is 1 if a test or job failed, or if in a CI the set used too much CPU time.
+    The status is 1 if a test or job failed, or if in a CI a set used more than ``TOLERANCE`` times
+    its CPU budget, else 0. If KILONOVA_TEST_SKIPPED names a file, the skipped tests are written to
+    this file.
 
     Args:
         results: The results of all jobs.
         names: The set, slice or rings of the command line.
         minutes: Duration of the run.
         cpu_seconds: CPU-seconds of the jobs and their servers.
-        scale: Scale of the budgets, from ``deploy.testing.speed``.
+        scale: Factor by which the budgets are multiplied, from ``deploy.testing.speed``.
         folder: The folder with the logs, which is removed after a success.
     """
     chosen, name = _set_of(names), names[0] if names else Set.DEFAULT

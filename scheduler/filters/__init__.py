@@ -108,7 +108,8 @@ class Filters:
             passing: The hosts that passed so far. The caller must clear rejected hosts in this mask
                 before it requests the next check, because expensive checks only examine passing
                 hosts.
-            count: Number of equal servers. The room of a host is not counted beyond this.
+            count: Number of equal servers. The room by NUMA nodes and devices is not counted beyond
+                this.
         """
         yield from resources.named_hosts(snapshot, spec)
         if spec.is_rebuild:
@@ -128,7 +129,9 @@ class Filters:
 
 
 def load(conf: cfg.ConfigOpts) -> Filters:
-    """Create the filters in ``[scheduler] enabled_filters``.
+    """Create the filters in ``[scheduler] enabled_filters``, in this order without duplicates.
+
+    Names of checks that no option disables are accepted and have no effect.
 
     Raises:
         UnknownFilter: A name is unknown, or the filter of an installed distribution cannot be
@@ -150,7 +153,10 @@ def load(conf: cfg.ConfigOpts) -> Filters:
 def _load_entry_point(point: metadata.EntryPoint, conf: cfg.ConfigOpts) -> tuple[Filter, bool]:
     """Return the filter of an installed distribution, and whether it applies to rebuilds.
 
-    Any exception becomes UnknownFilter, because third-party code runs here for the first time.
+    The filter is guarded (``_guard``).
+
+    Raises:
+        UnknownFilter: The third-party code raised an exception, of any class.
     """
     try:
         factory = point.load()
@@ -160,9 +166,9 @@ def _load_entry_point(point: metadata.EntryPoint, conf: cfg.ConfigOpts) -> tuple
 
 
 def _guard(name: str, apply_filter: Filter) -> Filter:
-    """Wrap a third-party filter so that an exception or a malformed check rejects all hosts.
+    """Return a third-party filter that rejects all hosts after an exception or malformed check.
 
-    Why: other requests of the same call must not fail.
+    The problem is logged. Why: other requests of the same call must not fail.
     """
 
     def apply_guarded(snapshot: Snapshot, spec: RequestSpec) -> Iterable[Check]:

@@ -27,7 +27,8 @@ TENANTS = "filter_tenant_id"
 def extra_specs(snapshot: Snapshot, spec: RequestSpec) -> Iterable[Check]:
     """Require that the metadata of the host's aggregates meet each extra spec of the flavor.
 
-    Only extra specs without a scope, or with the scope ``aggregate_instance_extra_specs``, count.
+    Only extra specs without a scope, or with the scope ``aggregate_instance_extra_specs``, count. A
+    host without an aggregate with the key is rejected.
     """
     for name, requirement in sorted(spec.flavor.extra_specs.items() if spec.flavor else ()):
         scope, colon, rest = name.partition(":")
@@ -41,8 +42,8 @@ def extra_specs(snapshot: Snapshot, spec: RequestSpec) -> Iterable[Check]:
 def image_properties(conf: cfg.ConfigOpts) -> Filter:
     """Require that image properties match aggregate metadata of the same name.
 
-    If a host's aggregates have the key, the image's value must be one of their values. With a
-    configured namespace, only keys in this namespace are compared.
+    If the image has a property and a host's aggregates have this key, the image's value must be
+    among their values. With a configured namespace, only keys in this namespace are compared.
     """
     namespace = conf.scheduler.aggregate_image_properties_isolation_namespace
     prefix = (
@@ -80,7 +81,7 @@ def tenants(snapshot: Snapshot, spec: RequestSpec) -> Iterable[Check]:
 def type_affinity(snapshot: Snapshot, spec: RequestSpec) -> Iterable[Check]:
     """Reject hosts that aggregates reserve for other flavors by the metadata ``instance_type``.
 
-    The value is the name of the permitted flavor.
+    The value lists the names of the permitted flavors.
     """
     name = spec.flavor.name if spec.flavor else None
     restricted, permitted = _match_metadata(
@@ -92,12 +93,14 @@ def type_affinity(snapshot: Snapshot, spec: RequestSpec) -> Iterable[Check]:
 def _match_metadata(
     snapshot: Snapshot, key_matches: Callable[[str], bool], value_matches: Callable[[str], bool]
 ) -> tuple[Mask, Mask]:
-    """Return the hosts with a matching key, and the hosts with a matching value of such a key.
+    """Return masks of the hosts with a matching key, and of those with a matching value of it.
+
+    A host has the keys and values of all its aggregates.
 
     Args:
         snapshot: The hosts.
         key_matches: True for matching keys of metadata.
-        value_matches: True for matching values.
+        value_matches: True for matching values. Called with each part of a comma-separated list.
     """
     with_key, with_value = (np.zeros(len(snapshot.names), np.bool_) for _ in range(2))
     for aggregate in snapshot.aggregates:

@@ -27,9 +27,9 @@ SCOPE = "capabilities"
 def _build_column(
     resource_class: str, read_stock: Callable[[Stock], Numbers]
 ) -> Callable[[Snapshot], Numbers]:
-    """Return a function that reads a column of the resource class from a snapshot.
+    """Return a function that applies ``read_stock`` to the resource class of a snapshot.
 
-    If no host has an inventory of the class, the column contains zeros.
+    If the snapshot has no stock of the class, the function returns zeros.
     """
     return lambda snapshot: (
         read_stock(snapshot.stock[resource_class])
@@ -77,9 +77,10 @@ def compute_capabilities(snapshot: Snapshot, spec: RequestSpec) -> Iterable[Chec
 
 
 def _parse_extra_specs(extra_specs: Mapping[str, str]) -> Iterator[tuple[list[str], str, bool]]:
-    """Yield the path to each fact, its requirement, and True if the key is in ``SCOPE``.
+    """Yield the path to each fact, its requirement, and whether the key has a scope.
 
-    Keys in other scopes are left out, except ``hw:maxphysaddr_bits``.
+    Keys in scopes other than ``SCOPE`` are left out, except ``hw:maxphysaddr_bits``, which becomes
+    a minimum of the fact cpu_info:maxphysaddr:bits.
     """
     for key, requirement in sorted(extra_specs.items()):
         scope, *path = key.split(":")

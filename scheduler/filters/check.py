@@ -46,13 +46,17 @@ class Check:
     settles: bool = False
 
     def for_many(self, rejected: Mask) -> str:
-        """Return the text for all rejected hosts together."""
+        """Return one text for all rejected hosts, with the needed and largest free amount if any.
+
+        Args:
+            rejected: Mask of the rejected hosts, at least one.
+        """
         if self.free is None:
             return self.text
         return f"{self.text} (need {self.need}, most free {max(0, int(self.free[rejected].max()))})"
 
     def for_one(self, row: int) -> str:
-        """Return the text for the host in this row."""
+        """Return the text for the rejected host in this row, with its own amounts if any."""
         if self.each is not None:
             return self.each(row)
         if self.free is None:

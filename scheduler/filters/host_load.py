@@ -73,7 +73,11 @@ def _check_number(
 
 
 def _read_limits(snapshot: Snapshot, key: str, default_limit: int) -> Numbers:
-    """Return each host's limit. An empty key means that metadata is not used."""
+    """Return each host's limit: the smallest value of the key in its aggregates' metadata.
+
+    A host without a value, or with any value that is not an integer, has ``default_limit``. An
+    empty key means that metadata is not used.
+    """
     least = np.full(len(snapshot.names), UNLIMITED, np.int64)
     invalid = np.zeros(len(snapshot.names), np.bool_)
     for aggregate in snapshot.aggregates:

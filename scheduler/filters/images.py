@@ -46,7 +46,8 @@ OTHER_WORDS = {
 def properties(spec: RequestSpec) -> dict[str, str]:
     """Return the image's properties under their current names.
 
-    Architecture, hypervisor type and VM mode have the words that hosts report.
+    Architecture, hypervisor type and VM mode are converted to the words that hosts report, in lower
+    case. If a property has both names, the value of the current name is returned.
     """
     values = {
         OLD_NAMES[name]: value for name, value in spec.image_properties.items() if name in OLD_NAMES
@@ -99,7 +100,7 @@ def image_properties(conf: cfg.ConfigOpts) -> Filter:
 
 
 def _supports(facts: JsonMapping, required: list[str]) -> bool:
-    """Return True if one entry of the fact ``supported_instances`` has all these values."""
+    """Return True if an entry of the fact ``supported_instances`` contains all these words."""
     return any(
         set(required) <= {str(word).lower() for word in supported}
         for supported in facts.get("supported_instances") or ()

@@ -31,7 +31,10 @@ _TEXTS: dict[str, Callable[[str, str], bool]] = {
 
 
 def meets(requirement: str, value: str) -> bool:
-    """Return True if the value meets the requirement. The module's docstring has the syntax."""
+    """Return True if the value meets the requirement in Nova's syntax, for example ``>= 4``.
+
+    A requirement without an operator must equal the value. The module's docstring has more.
+    """
     first, *words = requirement.split() or [""]
     if first == "<or>":
         # The words between the values are <or> again.

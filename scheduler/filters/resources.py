@@ -47,8 +47,8 @@ def named_hosts(snapshot: Snapshot, spec: RequestSpec) -> Iterable[Check]:
 def alive(snapshot: Snapshot) -> Iterable[Check]:
     """Require a compute service that is up and not forced down.
 
-    For a request with ``force_host`` this check replaces the enabled filters. The forced host may
-    be disabled.
+    For a request with ``force_host`` these checks replace the enabled filters, and the checks of
+    failed builds, zone, disabled hosts and damaged aggregates.
     """
     yield Check(snapshot.served, "without a compute service")
     yield Check(~snapshot.forced_down, "forced down")
@@ -170,10 +170,10 @@ def group(snapshot: Snapshot, spec: RequestSpec) -> Iterable[Check]:
 
 # --- NUMA nodes, dedicated CPUs, large pages and PCI devices ---
 def parts(snapshot: Snapshot, spec: RequestSpec, passing: Mask, count: int) -> Iterable[Check]:
-    """Require the NUMA nodes, and then the devices, for the guest.
+    """Require free NUMA nodes and dedicated CPUs, and then free devices too, for the guest.
 
-    A server that needs neither gets no check. If the hardware options of flavor and image are
-    invalid, no host passes.
+    A request without a flavor, or for a guest that needs none of these, has no check. If the
+    hardware options of flavor and image are invalid, no host passes.
 
     Args:
         snapshot: The hosts.

@@ -168,10 +168,10 @@ class Broker:
         return bool(self.hosts) and before != self._users.read_text()
 
     def _listeners(self) -> list[str]:
-        """Return the lines that configure the listener, and copy the certificate for the node.
+        """Return the lines of rabbitmq.conf for the listener, with TLS if the node has ``proof``.
 
-        Clients authenticate with a password. A client's certificate is optional, and must be from
-        the same authority.
+        With TLS also copy the certificate's files into the node's folder. Clients authenticate with
+        a password. A client's certificate is optional, and must be from the same authority.
         """
         where = f"{self.address}:{self.port}"
         if self.proof is None:
@@ -202,7 +202,7 @@ class Broker:
 
         Raises:
             Failure: The node does not run, or refuses the import.
-        TimeoutExpired: The import did not end within 60 s.
+            TimeoutExpired: The import did not end within 60 s.
         """
         self.control("import_definitions", str(self._users))
 
@@ -252,7 +252,12 @@ class Broker:
         return [str(SCRIPTS / "rabbitmq-server")]
 
     def count_published(self) -> int:
-        """Return the number of messages that clients published to this node since its start."""
+        """Return the number of messages that clients published to this node since its start.
+
+        Raises:
+            Failure: The node does not run.
+            TimeoutExpired: The node did not answer within 60 s.
+        """
         return int(
             self.control(
                 "eval",
@@ -329,7 +334,7 @@ def definitions(broker: Broker) -> str:
 def _hash_password(identity: identities.Identity) -> str:
     """Return RabbitMQ's salted hash of a password.
 
-    The salt is derived from user and password, so the file only changes when a password changes.
+    The salt is derived from user and password, so ``definitions`` returns the same text again.
     """
     salt = hashlib.sha256(f"{identity.user} {identity.password}".encode()).digest()[:4]
     return base64.b64encode(

@@ -111,7 +111,7 @@ def make(cloud: Cloud) -> None:
 
 
 def install_qemu_files(folder: Path, authority: Authority, host: str, address: str) -> None:
-    """Issue a certificate for a host's QEMU, and copy its files into the folder.
+    """Issue a certificate for a host's QEMU if necessary, and copy its files into the folder.
 
     QEMU cannot use the agent's certificate, because QEMU runs as another user without access to the
     key.

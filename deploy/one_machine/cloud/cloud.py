@@ -135,7 +135,10 @@ class Cloud:
         if base is None:
             return cloud
         if not base.isdecimal() or not 1024 <= int(base) <= 65000:
-            raise Failure(f"KILONOVA_PORT_BASE is {base!r}.", "Give a number from 1024 to 65000.")
+            raise Failure(
+                f"KILONOVA_PORT_BASE is {base!r}, which is not a valid port.",
+                "Give a number from 1024 to 65000.",
+            )
         return replace(cloud, ports=Ports.from_base(int(base)))
 
     # --- URLs, folders and files ---
@@ -296,12 +299,17 @@ def _read_choice(name: str, *words: str) -> str | None:
 
 
 def _read_host_names() -> tuple[str, ...]:
-    """Return the names of KILONOVA_HOSTS hosts (default 1). The first is this machine's name.
+    """Return the names of KILONOVA_HOSTS hosts (default 1), for example "box" and "box-2".
+
+    The first is this machine's name.
 
     Raises:
         Failure: KILONOVA_HOSTS is not a number from 1 to ``MOST_HOSTS``.
     """
     number, name = os.environ.get("KILONOVA_HOSTS", "1"), socket.gethostname()
     if number not in map(str, range(1, MOST_HOSTS + 1)):
-        raise Failure(f"KILONOVA_HOSTS is {number!r}.", f"Give a number from 1 to {MOST_HOSTS}.")
+        raise Failure(
+            f"KILONOVA_HOSTS is {number!r}, which is not a valid number.",
+            f"Give a number from 1 to {MOST_HOSTS}.",
+        )
     return tuple(numbered(name, index) for index in range(1, int(number) + 1))

@@ -126,12 +126,15 @@ def _format(sections: dict[str, dict[str, object]]) -> str:
 
 
 def _format_value(value: object) -> str:
-    """Return a value as text for oslo.config, which replaces a single "$" by an option's value."""
+    """Return a value as text with "$" doubled. oslo.config would replace "$name" by an option."""
     return str(value).replace("$", "$$")
 
 
 def _migration(cloud: Cloud, number: int) -> dict[str, object]:
-    """Return the options of [migration]. Without ``is_joined`` there are no live migrations."""
+    """Return the options of [migration].
+
+    Without ``is_joined`` a host accepts no live migrations and serves no files to other hosts.
+    """
     if cloud.is_joined:
         return {
             "live_migration_port": LIVE_MIGRATION_PORT,

@@ -15,7 +15,7 @@ from deploy.one_machine.cloud.cloud import Cloud
 
 
 def make(cloud: Cloud) -> None:
-    """Make a key for each host without a key, and write the key files of all hosts."""
+    """Make a key in the database for each host without a key, and write all hosts' key files."""
     from common.service import config
     from common.store.engine import Store
     from common.store.hosts import host_keys

@@ -37,6 +37,7 @@ def prepare(cloud: Cloud) -> None:
 
     Raises:
         Failure: RabbitMQ is not installed, or a running broker refuses the users.
+        TimeoutExpired: A running broker does not import the users within 60 s.
     """
     for name in ("etc", "secrets", "data", "log", "run", "image"):
         (cloud.home / name).mkdir(parents=True, exist_ok=True)

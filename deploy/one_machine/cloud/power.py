@@ -26,9 +26,10 @@ from deploy.progress import run, wait
 
 
 def off(cloud: Cloud, number: int, seconds: float = 30) -> None:
-    """Kill the host's processes and remove the host's objects from the kernel.
+    """Kill the host's processes, and remove its namespaces, devices and rules from the kernel.
 
-    A host that is off stays off.
+    The supervisor starts no process of the host before ``on`` or ``lifecycle.launch``. A host that
+    is off stays off.
 
     Args:
         cloud: The cloud.
@@ -36,7 +37,8 @@ def off(cloud: Cloud, number: int, seconds: float = 30) -> None:
         seconds: How long to wait for the end of the processes.
 
     Raises:
-        Failure: A process of the host still runs after this many seconds.
+        Failure: A process of the host still runs after this many seconds, or a command that cleans
+            up fails.
     """
     names = processes.of_host(cloud, number)
     for name in names:
@@ -46,7 +48,7 @@ def off(cloud: Cloud, number: int, seconds: float = 30) -> None:
         part.replace(marker)
 
     def is_dead() -> bool:
-        """Kill the host's processes, and return True if none was left to kill.
+        """Kill the host's processes. Return True if there was none and the supervisor runs none.
 
         Why: the supervisor may start another process before it reads the markers.
         """
@@ -107,6 +109,9 @@ def sweep(cloud: Cloud, number: int) -> None:
     Args:
         cloud: The cloud.
         number: The number of the host, counted from 1, or 0 for the gateway of a lab.
+
+    Raises:
+        Failure: A command that cleans up fails.
     """
     if number == 0 or cloud.underlay.namespace(number) is None:
         run(

@@ -14,6 +14,9 @@ def is_taken(port: int, address: str) -> bool:
     """Return True if a program that wants to listen on this port of the address would be refused.
 
     An address that does not belong to this machine is not taken.
+
+    Raises:
+        OSError: The port is refused for another reason, for example for lack of rights.
     """
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -36,7 +39,9 @@ def answers(port: int, address: str = "127.0.0.1") -> bool:
 
 
 def http_answers(url: str, ca_file: str | None = None) -> bool:
-    """Return True if a service answers at the URL, without a proxy, with a status below 500.
+    """Return True if a service answers at the URL within 5 s with a status below 500.
+
+    The environment's proxy is not used.
 
     Args:
         url: The URL to request.

@@ -171,8 +171,8 @@ def _service_programs(cloud: Cloud) -> Iterator[Program]:
 def _volume_options(cloud: Cloud) -> list[object]:
     """Return the options of the volume service.
 
-    The hosts open the volumes' files, because they share the machine's file system. In a lab they
-    reach volumes at the machine's address instead.
+    The hosts open the volumes' files, because they share the machine's file system. In a lab the
+    hosts reach exports of the volumes at the machine's address instead.
     """
     proof = certificates.of_volumes(cloud)
     first_host, *other_hosts = [GATEWAY] if cloud.apart else cloud.hosts
@@ -255,7 +255,7 @@ def _inside_command(cloud: Cloud, number: int) -> list[str]:
 
 
 def of_host(cloud: Cloud, number: int) -> list[str]:
-    """Return the names of the programs of one host: agent, libvirtd and network agent."""
+    """Return the names of the programs of one host: agent, libvirtd and network agent, if any."""
     own = {numbered(name, number) for name in ("libvirtd", "network-host", "agent")}
     return [program.name for program in programs(cloud) if program.name in own]
 

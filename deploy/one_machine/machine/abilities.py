@@ -75,7 +75,10 @@ class Lack(NamedTuple):
 
 
 def lack_of(*abilities: Ability) -> Lack | None:
-    """Return the first of these abilities that the machine lacks, or None if it has all."""
+    """Return the first of these abilities that the machine lacks, or None if it has all.
+
+    An ability whose program is not installed yet does not count as missing.
+    """
     return next(filter(None, map(_find_lack, abilities)), None)
 
 

@@ -28,16 +28,16 @@ BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
 
 def become(network: Path, host: str, boot_id: Path, hidden: list[str]) -> None:
-    """Enter the host's network, and get private mounts and a host name.
+    """Move this process into the host's network, and give it private mounts and a host name.
 
     Args:
         network: The file of the host's network namespace.
         host: The name of the host.
-        boot_id: The file with the host's boot id.
-        hidden: Folders of other hosts.
+        boot_id: The file with the host's boot id, which replaces the kernel's.
+        hidden: Folders of other hosts, which are empty for this process.
 
     Raises:
-        OSError: The process may not enter or make a namespace.
+        OSError: The namespace does not exist, or the process may not enter or make a namespace.
         CalledProcessError: A mount fails.
     """
     libc = ctypes.CDLL(None, use_errno=True)

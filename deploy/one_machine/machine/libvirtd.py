@@ -360,7 +360,10 @@ def _enter_host(network: Path, name: str) -> None:
 
 
 def _is_serving(pid: int) -> bool:
-    """Return True if the process with this id is a libvirtd. Ids are recycled."""
+    """Return True if the command line of the process with this id contains libvirtd.
+
+    Why: ids are recycled.
+    """
     try:
         return b"libvirtd" in Path(f"/proc/{pid}/cmdline").read_bytes()
     except (FileNotFoundError, ProcessLookupError):

@@ -84,10 +84,11 @@ class Supervised:
         self._pause = 0.0
 
     def look(self, moment: float) -> None:
-        """Notice the end of the process, then stop or start the program.
+        """Notice the end of the process, then stop or start the program if necessary.
 
-        A program with a file NAME.down is stopped. Another program without a process is started
-        once the pause after its last end is over.
+        A program with a file NAME.down is stopped, at once with SIGKILL if the file contains the
+        word "kill". Another program without a process is started once the pause after its last end
+        or failed start is over.
 
         Args:
             moment: The present time.monotonic().
@@ -187,18 +188,21 @@ class Supervised:
 
 
 def _prepare_child() -> None:
-    """Let the child get SIGTERM at the end of the supervisor, and unblock signals."""
+    """Let this child process get SIGTERM at the end of the supervisor, and unblock its signals."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
 
 
 def say(text: str) -> None:
-    """Print a line with the time into the supervisor's own log."""
+    """Print a line with the time to stdout, which is the supervisor's own log."""
     print(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}", flush=True)
 
 
 def supervise(folder: Path) -> None:
-    """Run the programs until SIGTERM or SIGINT, then stop them."""
+    """Run the programs of a folder until SIGTERM or SIGINT, then stop them in reverse order.
+
+    SIGHUP reads processes.json again. The caller has blocked these signals.
+    """
     processes = [Supervised(program, folder) for program in read(folder)]
     while True:
         moment = time.monotonic()
@@ -222,7 +226,8 @@ def supervise(folder: Path) -> None:
 def _process_kind(process: Supervised) -> str:
     """Return the program's name without the number of the host.
 
-    Processes of one kind, for example all agents, stop in parallel.
+    Processes of one kind that follow each other in the list, for example all agents, stop in
+    parallel.
     """
     return process.program.name.rstrip("-0123456789")
 
@@ -230,7 +235,7 @@ def _process_kind(process: Supervised) -> str:
 def _reload(processes: list[Supervised], folder: Path) -> list[Supervised]:
     """Read the list again, stop programs that are gone or changed, and return the new list.
 
-    Unchanged programs run on. New programs start with the next ``look``.
+    Unchanged programs run on. New and changed programs start with the next ``look``.
     """
     programs = read(folder)
     for process in reversed(processes):

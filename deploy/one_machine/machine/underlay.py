@@ -70,12 +70,12 @@ class Underlay:
 
     @property
     def bridge(self) -> str:
-        """Name of the bridge in the machine's namespace, and of the machine's table of rules."""
+        """The name of the bridge in the machine's namespace, and of the nftables tables."""
         return f"klab{self.tag}"
 
     @property
     def external(self) -> IPv4Network:
-        """The addresses of the external network: first the gateway, then floating addresses."""
+        """The IPv4 block of the external network. The address at index 1 is the gateway."""
         return _part(EXTERNAL, self.port)
 
     @property
@@ -97,11 +97,11 @@ class Underlay:
         return self._network[number + self.apart]
 
     def namespace(self, number: int) -> str | None:
-        """Return the network namespace of a host, or None if the host uses the machine's."""
+        """Return the name of a host's network namespace, or None if the host uses the machine's."""
         return f"{self.bridge}-{number}" if number + self.apart > 1 else None
 
     def cable(self, number: int) -> str:
-        """Return the machine's end of the veth pair that leads to a host."""
+        """Return the name of the machine's end of the veth pair that leads to a host."""
         return f"klv{self.tag}-{number}"
 
     def boot_id(self, number: int) -> Path:
@@ -189,7 +189,7 @@ class Underlay:
         _ip("link", "set", self.cable(number), "up" if is_in else "down")
 
     def is_plugged(self, number: int) -> bool:
-        """Return True if the host's cable is connected."""
+        """Return True if the host's cable exists and is connected."""
         flags = DEVICES / self.cable(number) / "flags"
         return flags.exists() and bool(int(flags.read_text(), 16) & IFF_UP)
 
@@ -201,7 +201,7 @@ class Underlay:
         _succeeds("ip", "link", "delete", self.cable(number))
 
     def remove(self) -> None:
-        """Remove namespaces, bridge and rules, if there are any."""
+        """Remove the cloud's namespaces, cables, bridge and rules, if there are any."""
         for namespace in self.namespaces():
             self.remove_host(int(namespace.rpartition("-")[2]))
         for device in (*DEVICES.glob(f"klv{self.tag}-*"), *DEVICES.glob(self.bridge)):
@@ -209,7 +209,7 @@ class Underlay:
         _succeeds("nft", "delete", "table", "inet", self.bridge)
 
     def namespaces(self) -> list[str]:
-        """Return the names of the cloud's namespaces that exist now."""
+        """Return the names of the cloud's files in /run/netns, including leftover files."""
         return sorted(path.name for path in NAMESPACES.glob(f"{self.bridge}-*"))
 
     @property
@@ -241,7 +241,7 @@ def _succeeds(*command: str) -> bool:
 
 
 def find_error(command: Sequence[str]) -> str:
-    """Return the error of a command, or "" after success or if the program is not installed."""
+    """Run a command and return the error, or "" after success or without the program."""
     path = shutil.which(command[0], path="/usr/sbin:/usr/bin:/sbin:/bin")
     if path is None:
         return ""

@@ -61,7 +61,7 @@ class Database:
             return connection.execute(query).all()
 
     def first(self, query: Executable) -> DbRow | None:
-        """Run a query and return the first row, or None."""
+        """Run a query and return the first row, or None if there is no row."""
         with self.read() as connection:
             return connection.execute(query).first()
 

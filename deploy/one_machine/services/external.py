@@ -49,13 +49,16 @@ class ExternalService:
         """Return the URL without a slash at the end, or "" if the catalogue has no URL.
 
         Raises:
-            ClientException: There is no fixed URL, and the identity service does not answer.
+            ClientException: There is no fixed URL, and the identity service does not answer or
+                refuses the service's own user.
         """
         url = self._fixed or self._session.get_endpoint(service_type=self.kind)
         return str(url or "").rstrip("/")
 
     def _request(self, method: str, path: str, **options: Any) -> requests.Response:  # noqa: ANN401 - keystoneauth
-        """Send a request, by default with a token of the service's own user.
+        """Send a request and return the response.
+
+        By default the request has a token of the service's own user.
 
         Args:
             method: The HTTP method.
@@ -64,7 +67,7 @@ class ExternalService:
                 caller gives the token.
 
         Raises:
-            Later: There is no response, or a status that may differ later (401, 408, 429, 5xx).
+            Later: There is no URL or no response, or the status is transient (401, 408, 429, 5xx).
         """
         try:
             response = self._session.request(

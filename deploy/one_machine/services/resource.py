@@ -49,11 +49,15 @@ class Transaction:
         return self.first(select(table).where(table.c.id == key))
 
     def get_existing(self, table: Table, key: str) -> DbRow:
-        """Return the row with this id, which must exist, because another row refers to it."""
+        """Return the row with this id, which exists, because another row refers to it.
+
+        Raises:
+            NoResultFound: There is no such row.
+        """
         return self.execute(select(table).where(table.c.id == key)).one()
 
     def remove(self, table: Table, key: str) -> None:
-        """Delete the row with this id."""
+        """Delete the row with this id, if there is one."""
         self.execute(delete(table).where(table.c.id == key))
 
     def execute(self, statement: Executable) -> CursorResult[Any]:
@@ -101,10 +105,16 @@ class ResourceService(Protocol):
         """The database, for reading."""
 
     def change(self) -> AbstractContextManager[AnyChange]:
-        """Return a context manager with a `Transaction`, which commits if the block succeeds."""
+        """Return a context manager that yields a `Transaction`.
+
+        The transaction is committed if the block succeeds, and otherwise rolled back.
+        """
 
     def settle(self, change: AnyChange) -> None:
-        """Wait for the effects of a committed change on other processes."""
+        """Wait until other processes have followed a committed change, or until a timeout.
+
+        For example, the hosts of new ports wire the ports. A timeout raises no error.
+        """
 
 
 class Resource:
@@ -128,11 +138,13 @@ class Resource:
         return select(self.table)
 
     def visible(self, caller: AnyCaller) -> ColumnElement[bool]:
-        """Return the condition for the rows that the caller may see."""
+        """Return the condition for the rows that the caller may see, by default all rows."""
         return true()
 
     def admit(self, caller: AnyCaller, action: str, key: str = "") -> None:
-        """Refuse a caller who may not do this action with any row. `admit_to` checks the row later.
+        """Refuse a caller who may not do this action at all. By default accept all callers.
+
+        `admit_to` later checks the row of an update or delete.
 
         Args:
             caller: The caller.
@@ -140,11 +152,11 @@ class Resource:
             key: The id in the path, or "" for list and create.
 
         Raises:
-            HTTPForbidden: The caller may not do this. Subclasses raise the error of their service.
+            HTTPError: 403, the caller may not do this.
         """
 
     def admit_to(self, caller: AnyCaller, action: str, row: DbRow) -> None:
-        """Refuse a caller who may not do this action with this row.
+        """Refuse a caller who may not do this action with this row. By default accept all callers.
 
         Args:
             caller: The caller.
@@ -152,7 +164,7 @@ class Resource:
             row: The row, which the caller may see.
 
         Raises:
-            HTTPForbidden: The caller may not do this. Subclasses raise the error of their service.
+            HTTPError: 403, the caller may not do this.
         """
 
     def not_found(self, key: str) -> falcon.HTTPError:
@@ -171,16 +183,16 @@ class Resource:
         raise error
 
     def validate(self, caller: AnyCaller, body: object, *, new: bool) -> Body:
-        """Return a body in its canonical form.
+        """Return the attributes of an object in their canonical form.
 
         Args:
             caller: The caller.
-            body: The body.
+            body: The object in the request's body.
             new: True for a new object, False for a change.
 
         Raises:
-            HTTPBadRequest: The body does not match the schema.
-            HTTPForbidden: The caller may not set an attribute.
+            HTTPError: 400, the object does not match the schema. 403, the caller may not set an
+                attribute.
         """
         raise NotImplementedError
 
@@ -189,14 +201,14 @@ class Resource:
         raise NotImplementedError
 
     def brief(self, req: falcon.Request, row: DbValues) -> Body:
-        """Return the short form of `show` for a list without details."""
+        """Return the object for a row of `select` in the short form of a list without details."""
         raise NotImplementedError
 
     def page(self, service: AnyService, req: falcon.Request) -> tuple[list[DbRow], Body]:
         """Return the rows of the requested page, and more fields of the body, for example links.
 
         Raises:
-            HTTPBadRequest: A parameter of the query is invalid.
+            HTTPError: A parameter of the query is invalid, for example the marker.
         """
         raise NotImplementedError
 
@@ -209,14 +221,15 @@ class Resource:
         raise NotImplementedError
 
     def delete(self, change: AnyChange, caller: AnyCaller, row: DbRow) -> None:
-        """Remove an object."""
+        """Remove an object, by default only by deleting the row."""
         change.remove(self.table, row.id)
 
     def find(self, connection: Connection, caller: AnyCaller, key: str) -> DbRow:
         """Return the row with this id.
 
         Raises:
-            HTTPNotFound: There is no such row, or the row is invisible to the caller.
+            HTTPError: The error of `not_found`, if there is no such row, or the row is invisible to
+                the caller.
         """
         row = connection.execute(
             self.select().where(self.table.c.id == key, self.visible(caller))

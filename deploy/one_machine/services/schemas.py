@@ -81,14 +81,14 @@ def integer(minimum: int = 0, maximum: int = MAX_INTEGER, **more: JsonValue) -> 
 
 
 def one_of(*values: JsonValue) -> Document:
-    """Return the schema of a choice of values."""
+    """Return the schema that accepts exactly these values."""
     return {"enum": list(values)} | (
         {"type": "string"} if all(isinstance(value, str) for value in values) else {}
     )
 
 
 def array(items: Document, max_items: int = 200) -> Document:
-    """Return the schema of a list without duplicates."""
+    """Return the schema of a list of up to ``max_items`` different items."""
     return {"type": "array", "items": items, "maxItems": max_items, "uniqueItems": True}
 
 
@@ -103,7 +103,7 @@ def mapping(properties: Mapping[str, Document], *required: str, others: bool = F
 
 
 def nullable(document: Document) -> Document:
-    """Return the schema that also accepts null."""
+    """Return a schema that accepts null and the values of ``document``."""
     enum = {"enum": [None, *document["enum"]]} if "enum" in document else {}
     return {**document, "type": ["null", document["type"]], **enum}
 
@@ -129,7 +129,7 @@ class BodySchema:
         """Return the canonical form of a body, or of a part of it.
 
         Args:
-            value: The body.
+            value: The body, or the part.
             where: The name in the error, for example "server".
 
         Raises:

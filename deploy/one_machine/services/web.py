@@ -37,9 +37,13 @@ App = falcon.App[falcon.Request, falcon.Response]
 
 
 def application(middleware: list[Any]) -> App:
-    """Return a falcon app without routes, with the request log and the shape of errors.
+    """Return a falcon app without routes, with the request log and with errors as JSON.
 
-    A slash at the end of a path is ignored.
+    The handlers of errors are `write_error` and `answer_unexpected`. A slash at the end of a path
+    is ignored.
+
+    Args:
+        middleware: Falcon middleware that runs after the request log.
     """
     app: App = falcon.App(middleware=[RequestLog(), *middleware])
     app.req_options.strip_url_path_trailing_slash = True
@@ -112,7 +116,7 @@ def read_json(req: falcon.Request) -> JsonValue:
 
     Raises:
         HTTPContentTooLarge: The body is larger than 256 KiB.
-        HTTPBadRequest: The body is not JSON in UTF-8, or too deeply nested.
+        HTTPBadRequest: The body is incomplete, not JSON in UTF-8, or too deeply nested.
     """
     raw = b"" if (req.content_length or 0) > BODY_LIMIT else read_bytes(req, BODY_LIMIT + 1)
     if (req.content_length or 0) > BODY_LIMIT or len(raw) > BODY_LIMIT:
@@ -137,7 +141,8 @@ def read_object(req: falcon.Request, key: str) -> JsonValue:
 
     Raises:
         HTTPContentTooLarge: The body is larger than 256 KiB.
-        HTTPBadRequest: The body is not valid JSON, or not an object with this key.
+        HTTPBadRequest: The body is incomplete, not valid JSON, too deeply nested, or not an object
+            with this key.
     """
     return part_of(read_json(req), key)
 
@@ -180,7 +185,7 @@ def log_to_stdout() -> None:
 
 
 def add_options(parser: argparse.ArgumentParser, bind: str) -> None:
-    """Add the options that `serve` reads."""
+    """Add the options that `serve` reads. The default of --bind is ``bind``."""
     parser.add_argument("--bind", default=bind, metavar="HOST:PORT")
     parser.add_argument("--threads", type=int, default=8, help="requests at a time")
     parser.add_argument(
@@ -221,7 +226,8 @@ def serve(
 ) -> None:
     """Run one gunicorn worker until SIGTERM.
 
-    At most half of the threads serve bodies longer than BODY_LIMIT, which are images.
+    At most half of the threads, but at least one, serve bodies longer than BODY_LIMIT, which are
+    images. The process logs to stdout.
 
     Args:
         load: Builds the app, in the worker process.

@@ -102,7 +102,10 @@ _IN_HAND = sa.select(actions).where(actions.c.state.in_(LIVE)).order_by(actions.
 
 
 def check(tx: Connection) -> list[Finding]:
-    """Return all findings, sorted. An empty list means that no invariant is broken."""
+    """Return all findings of the checks that need only the database, sorted.
+
+    An empty list means that no invariant of the database is broken.
+    """
     live = {row.id: row for row in tx.execute(_LIVE)}
     records: list[GuestRow] = list(tx.execute(_RECORDS))
     moves = list(
@@ -180,7 +183,9 @@ def _moves(
 
     A guest that is kept or arriving belongs to an open migration from or to its host, and may not
     run. Only a migration from a guest's host may hold the guest's allocation. A server has at most
-    one open migration. Without an action it has one exactly in VERIFY_RESIZE.
+    one open migration, and a deleted server has no open migration. If the server has no action, the
+    open migration is finished and the server is in VERIFY_RESIZE. A server in VERIFY_RESIZE has an
+    open migration.
 
     Args:
         live: The servers that are not deleted, by id.
@@ -253,7 +258,7 @@ def _moves(
 def _quotas(live: Mapping[str, ServerRow], moves: Sequence[MigrationRow]) -> Iterator[Finding]:
     """Check the VCPUs and the memory that the quota counts for each server.
 
-    These are the amounts of the server's flavor. With an open migration they are the larger amount
+    These are the amounts of the server's flavor. With an open migration each is the larger amount
     of both flavors. During a revert the amounts of the server's flavor are accepted too.
     """
     open_moves = {row.server_id: row for row in moves if row.status in OPEN_MIGRATIONS}
@@ -351,7 +356,7 @@ def _actions(tx: Connection, live: Mapping[str, ServerRow]) -> Iterator[Finding]
 
 
 def _notifications(tx: Connection) -> Iterator[Finding]:
-    """Check that the oldest notification does not wait too long.
+    """Check that the oldest notification has waited for at most ``outbox.LATE``.
 
     The finding's text has the time of the oldest notification. So a second check repeats the
     finding only if this notification still waits.
@@ -373,8 +378,8 @@ def compare(domains: Mapping[str, Mapping[str, int]], tx: Connection) -> list[Fi
     """Compare the domains of hosts with the records.
 
     The findings are a server with active domains on several hosts, a domain without a guest record,
-    and a server without an action and without a domain on its host. For the last finding, servers
-    on other hosts than those of ``domains`` are not checked.
+    and a server without an action and without a domain on its host, in a state that needs a domain.
+    For the last finding, servers on other hosts than those of ``domains`` are not checked.
 
     Args:
         domains: Host -> server -> power state, of the hosts that answered.
@@ -515,6 +520,8 @@ def _interfaces(
 ) -> list[Finding]:
     """Return findings about interfaces whose port is missing or has a wrong server or host.
 
+    A port that is also bound to a second host is a finding too.
+
     Args:
         held: The ports of servers in the network service, by id.
         rows_by_port: Port id -> the server whose record has the port.
@@ -565,7 +572,10 @@ def _interfaces(
 
 
 def _ignored_ids(tx: Connection) -> set[str]:
-    """Return the ids of ports and servers whose ports are not checked."""
+    """Return the ids of ports and servers that the checks of ports leave out.
+
+    These are the targets of pending cleanups of ports, and the servers with a running action.
+    """
     return {
         *(row.target for row in cleanups.list_all(tx) if row.kind in cleanups.OF_PORTS),
         *tx.scalars(sa.select(actions.c.server_id).where(actions.c.state.in_(LIVE))),
@@ -574,7 +584,7 @@ def _ignored_ids(tx: Connection) -> set[str]:
 
 
 def _port_remedy(port: JsonMapping, resting: Mapping[str, ServerPlace]) -> str:
-    """Return the operator's commands for a port that no server's record has.
+    """Return a text with the operator's commands for a port that no server's record has.
 
     Args:
         port: The port.

@@ -48,6 +48,8 @@ _QUERIES = {
 def check(tx: Connection, rows: Mapping[sa.Table, Iterable[object]]) -> Iterator[Finding]:
     """Yield a finding for each damaged document in these rows and in the tables of ``_QUERIES``.
 
+    A document is a JSON column. It is damaged unless the value is an object, a list or None.
+
     Args:
         tx: The transaction.
         rows: Rows that the doctor has read already, by table.
@@ -67,13 +69,16 @@ def until_damaged(
 ) -> Iterator[Finding]:
     """Yield the findings of a part of the doctor until they end or a damaged document raises.
 
-    In that case the last finding is that this part ended early. If there are no damaged documents,
-    the exception is a defect of the doctor and is raised.
+    In that case the last finding is that this part ended early.
 
     Args:
         name: Name of the part.
         findings: The findings of the part.
         damaged: The findings about damaged documents.
+
+    Raises:
+        AttributeError, KeyError, TypeError, ValueError: The part raised this error, and there are
+            no damaged documents. This is a defect of the doctor.
     """
     try:
         yield from findings

@@ -13,10 +13,11 @@ from deploy.operator.doctor.finding import Finding
 
 
 def compare_files(answers: Mapping[str, Collection[str]], tx: Connection) -> list[Finding]:
-    """Return a finding for each server whose files are on a host without its guest.
+    """Return a finding for each server and host with files, but no guest, of the server there.
 
-    Files that a record explains, and servers with a running action, are left out. For hosts that
-    were not queried or did not answer, the last report is used.
+    Files are left out if the server has a running action, or a guest record on the host or on a
+    host with the same storage. For hosts that were not queried or did not answer, the last report
+    is used.
 
     Args:
         answers: Host -> servers of which the host has files and no guest.

@@ -48,7 +48,12 @@ _AHEAD = sa.select(heartbeats.c.host, heartbeats.c.binary).where(
 
 
 def check(tx: Connection) -> Iterator[Finding]:
-    """Yield all findings about hosts."""
+    """Yield the findings about hosts, providers and heartbeats.
+
+    A host has a service, a heartbeat and a provider with inventory. It also has a key if any host
+    has one. The provider of a host does not outlive the host. A heartbeat is at most ``AHEAD`` in
+    the future.
+    """
     rows = list(tx.execute(_HOSTS))
     with_keys = any(row.key is not None for row in rows)
     for row in rows:

@@ -73,7 +73,7 @@ def check(
     records: Sequence[GuestRow],
     moves: Sequence[MigrationRow],
 ) -> Iterator[Finding]:
-    """Yield all findings about placement.
+    """Yield the findings about allocations, capacity, hardware, server groups and aggregates.
 
     Args:
         tx: The transaction.
@@ -98,8 +98,9 @@ def _allocations(
     """Check that exactly the guests have allocations, with the amounts of flavor and image.
 
     During a move the source has the amounts of the old flavor, the destination those of the new
-    flavor. During a resize on the same host, the migration has the amounts for a revert. Amounts of
-    guests to be removed are not checked. Also check that exactly the consumers have allocations.
+    flavor. During a resize on the same host, the migration may also have an allocation, which has
+    the amounts for a revert. Amounts of guests to be removed or of deleted servers are not checked.
+    Also check that exactly the consumers have allocations.
     """
     held: dict[tuple[str, str], dict[str, int]] = defaultdict(dict)
     for row in tx.execute(_HELD):
@@ -217,8 +218,8 @@ def _properties(server: ServerRow) -> dict[str, str]:
 def _capacity(tx: Connection) -> Iterator[Finding]:
     """Check that the allocations of each provider do not exceed the capacity.
 
-    If the capacity was reduced below the allocated amount, that amount is accepted. An allocation
-    without an inventory is a finding.
+    If the capacity was reduced below the allocated amount, up to that amount (``excess``) is
+    accepted. An allocation without an inventory is a finding.
     """
     used = {(row.provider_id, row.resource_class): int(row.used) for row in tx.execute(_USED)}
     for row in tx.execute(_INVENTORIES):
@@ -324,7 +325,7 @@ def _missing_hardware(
     numa_nodes: Mapping[int, NumaNode],
     devices: set[str],
 ) -> Iterator[Finding]:
-    """Check that the assigned hardware exists.
+    """Check that the assigned CPUs, memory pages and devices exist on the host.
 
     Hardware is missing if a host's configuration was reduced while guests had the hardware.
 
@@ -370,7 +371,11 @@ def _missing_hardware(
 
 # --- server groups and hosts ---
 def _groups(tx: Connection) -> Iterator[Finding]:
-    """Check that the servers of groups with hard policies are on allowed hosts."""
+    """Check that the servers of groups with hard policies are on allowed hosts.
+
+    Several servers with the policy affinity are on one host. With anti-affinity, a host has at most
+    ``max_server_per_host`` servers of the group. A guest to be removed does not count.
+    """
     for group, group_state in server_groups.hard(tx).items():
         counts = Counter(host for _, host in group_state.members)
         if (

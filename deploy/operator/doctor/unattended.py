@@ -79,12 +79,15 @@ _NO_GROUP = (
 def check(
     tx: Connection, live: Mapping[str, ServerRow], records: Sequence[GuestRow]
 ) -> Iterator[Finding]:
-    """Yield all findings of this module.
+    """Yield a finding for each state or time because of which a row would never continue.
+
+    The rows are servers, guest removals, actions, shares, group members, leases of host actions and
+    duties, and pending cleanups.
 
     Args:
         tx: The transaction.
         live: The servers that are not deleted, by id.
-        records: The guests.
+        records: All guest records.
     """
     yield from _servers(tx, live, records)
     yield from _removals(moment(tx), records)
@@ -120,10 +123,11 @@ def check(
 def _servers(
     tx: Connection, live: Mapping[str, ServerRow], records: Sequence[GuestRow]
 ) -> Iterator[Finding]:
-    """Check that exactly locked servers have a lock owner, and the states of idle servers.
+    """Yield findings about lock owners, and about the states of servers without an action.
 
-    A server without an action is in a resting state, and has the host, image or time that the state
-    requires.
+    A locked server has a lock owner, and any other server has no owner. A server without an action
+    is not BUILDING. Such a server has a host in the states ``WITH_DOMAIN``, an image, a guest or a
+    root volume in SHELVED_OFFLOADED, and the time of the change in SHELVED and SOFT_DELETED.
     """
     has_disk = {row.server_id for row in records if row.wanted in HERE}
     has_disk |= set(tx.scalars(_ON_VOLUMES))
@@ -165,9 +169,13 @@ def _servers(
 
 
 def _removals(at: int, records: Sequence[GuestRow]) -> Iterator[Finding]:
-    """Check that no removal of a guest was sent more than an hour in the future.
+    """Yield a finding for each guest removal with a send time more than an hour after ``at``.
 
-    Until that time the removal would not be repeated.
+    The conductor would not repeat the command before that time.
+
+    Args:
+        at: The present time of the database, in µs.
+        records: All guest records.
     """
     for row in records:
         if row.wanted == GuestState.ABSENT and (row.sent_at or 0) > at + AHEAD:
@@ -181,7 +189,10 @@ def _removals(at: int, records: Sequence[GuestRow]) -> Iterator[Finding]:
 
 
 def _actions(tx: Connection) -> Iterator[Finding]:
-    """Check that waiting actions have a sent command, and that leases end within an hour."""
+    """Yield a finding for each waiting action whose command has no host or no send time.
+
+    Also yield a finding for each due action with a lease that ends more than an hour from now.
+    """
     for row in tx.execute(_LOST):
         waits = row.state == ActionState.WAITING
         yield Finding(
@@ -196,7 +207,10 @@ def _actions(tx: Connection) -> Iterator[Finding]:
 
 
 def _shares(tx: Connection, live: Mapping[str, ServerRow]) -> Iterator[Finding]:
-    """Check that each server with a share in transit has an action."""
+    """Yield a finding for each share that is being attached or detached without an action.
+
+    Shares of servers that are not in ``live`` are left out.
+    """
     for row in tx.execute(_IN_TRANSIT):
         server = live.get(row.server_id)
         if server is not None and server.action is None:

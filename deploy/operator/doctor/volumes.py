@@ -2,8 +2,8 @@
 """Comparison of servers' volumes in three places.
 
 These are the records, the attachments in the block storage service, and the disks of running
-guests. Servers with a running action are left out. ``check`` and ``compare_volumes`` also leave
-out volumes with a pending cleanup.
+guests. Servers with a running action are left out, except from the count of volumes. ``check`` and
+``compare_volumes`` also leave out volumes with a pending cleanup.
 """
 
 from __future__ import annotations
@@ -30,10 +30,16 @@ _COMPLETE = "attached"
 
 
 def check(tx: Connection, live: Mapping[str, ServerRow]) -> Iterator[Finding]:
-    """Check the number of volumes in each server's row, and the volumes themselves.
+    """Yield findings about the volumes of servers in the database.
 
-    Deleted servers have no volumes. The status and connection of the volumes of a server without an
-    action fit the server's host.
+    The findings are a wrong number of volumes in a server's row, volumes of a deleted server, and a
+    volume with a wrong status or connection. If the server is on a host, the volume is attached and
+    connected. Otherwise the volume is reserved, or being created for a server in ERROR, and not
+    connected. This last check leaves out servers with an action and volumes with a pending cleanup.
+
+    Args:
+        tx: The transaction.
+        live: The servers that are not deleted, by id.
     """
     rows: list[BlockDeviceRow] = list(tx.execute(_ALL))
     ignored_volumes = pending(tx) if rows else set()
@@ -59,7 +65,7 @@ def check(tx: Connection, live: Mapping[str, ServerRow]) -> Iterator[Finding]:
 def pending(tx: Connection) -> set[tuple[str, str]]:
     """Return (server id, volume id) of each pending cleanup of a volume (``cleanups.OF_VOLUMES``).
 
-    For a volume that was being migrated, the new volume is included.
+    For a volume that was being migrated, the pair with the new volume is included too.
     """
     return {
         (row.server_id, volume)
@@ -98,11 +104,16 @@ def _check_row(server: ServerRow, row: BlockDeviceRow) -> Iterator[Finding]:
 
 
 def compare_volumes(attachments: Sequence[JsonMapping], tx: Connection) -> list[Finding]:
-    """Compare the attachments of servers (id, volume_id, server_id, status) with the records.
+    """Compare attachments in the block storage service with the database. Return the findings.
 
-    The findings are a volume without an attachment, an attachment that was not completed, and an
-    attachment that its server does not have. That server may be deleted. Attachments of servers
-    without a row are left out.
+    The findings are a server's volume without an attachment, an attached volume with an attachment
+    that was not completed, and an attachment that the server's row does not have. In the last case
+    the server may be deleted. Servers with an action, servers without a row, volumes with a pending
+    cleanup, and missing attachments of new volumes or after a failed create are left out.
+
+    Args:
+        attachments: All attachments to servers, each with id, volume_id, server_id and status.
+        tx: The transaction.
     """
     held = {str(attachment["id"]): attachment for attachment in attachments}
     idle = sa.select(servers.c.id, servers.c.host, servers.c.vm_state).where(
@@ -141,10 +152,15 @@ def compare_volumes(attachments: Sequence[JsonMapping], tx: Connection) -> list[
 def compare_guests(
     volumes_by_host: Mapping[str, Mapping[str, Collection[str]]], tx: Connection
 ) -> list[Finding]:
-    """Compare the volumes of running guests (host -> server -> volume ids) with the records.
+    """Compare the volumes of running guests with the database. Return the findings.
 
-    The findings are a volume that the guest has and its server does not, and the reverse. Guests
-    that are off are left out, because their volumes are decided at the next start.
+    The findings are a volume that the guest has and the server does not, and an attached volume of
+    the server that the guest does not have. Servers with an action are left out. Guests that are
+    off are left out too, because their volumes are decided at the next start.
+
+    Args:
+        volumes_by_host: Host -> server -> ids of the volumes of the server's running guest.
+        tx: The transaction.
     """
     idle = sa.select(servers).where(
         servers.c.deleted == 0,

@@ -38,18 +38,31 @@ PROGRESS = 10 * SECOND
 
 
 def drain(options: argparse.Namespace) -> int:
-    """Start moving the servers away from a host, and watch. Return 0 if the host is empty, else 1.
+    """Disable a host, let the conductors move the servers away, and print the progress to the end.
 
-    Ctrl-C only ends the watching, with status 1. With ``--dry-run`` return the result of
-    ``rehearse``, with ``--stop`` that of ``stop``.
+    If the host has an open drain, only print the progress. Ctrl-C ends only this command, with
+    status 1. Return 0 if the host is empty at the end, else 1. With ``--dry-run`` return the result
+    of ``rehearse``, with ``--stop`` that of ``stop``.
+
+    Raises:
+        NotFound: There is no such host.
+        Conflict: An evacuation of the host is open.
+        NoAnswer: No scheduler answers ``--dry-run``.
     """
     return _command(options, Name.DRAIN, Arguments(options.cold, options.parallel, options.wait))
 
 
 def evacuate(options: argparse.Namespace) -> int:
-    """Start recreating a dead host's servers elsewhere, and watch, with the status of ``drain``.
+    """Let the conductors recreate a dead host's servers elsewhere, and print the progress.
 
-    With ``--dry-run`` return the result of ``rehearse``, with ``--stop`` that of ``stop``.
+    If the host has an open evacuation, only print the progress. Ctrl-C ends only this command, with
+    status 1. Return 0 if the host has no servers at the end, else 1. With ``--dry-run`` return the
+    result of ``rehearse``, with ``--stop`` that of ``stop``.
+
+    Raises:
+        NotFound: There is no such host.
+        Conflict: A drain of the host is open.
+        NoAnswer: No scheduler answers ``--dry-run``.
     """
     return _command(options, Name.EVACUATE, Arguments(parallel=options.parallel, force=options.yes))
 
@@ -96,7 +109,9 @@ def say(text: str) -> None:
 def begin(
     store: Store, host: str, name: Name, args: Arguments, say: Callable[[str], None]
 ) -> HostAction:
-    """Start a host action and return it, or return the open action with this name.
+    """Record a new host action for the conductors, or find the open action with this name.
+
+    Return the action. A new drain also disables the host.
 
     Args:
         store: The database.
@@ -107,7 +122,7 @@ def begin(
 
     Raises:
         NotFound: There is no such host.
-        Conflict: An action of another kind is open.
+        Conflict: An action of another kind is open, or an action was begun during this call.
     """
     open_action = store.read(lambda tx: host_actions.open_of(tx, host))
     if open_action is not None and open_action.name is name:
@@ -129,13 +144,14 @@ def begin(
 
 
 def stop(store: Store, host: str, name: Name, say: Callable[[str], None]) -> int:
-    """Let the host's open action with this name start no more moves.
+    """Let the host's open action with this name start no more moves. Moves under way continue.
 
     Returns:
         0, or 1 if the host has no such action.
 
     Raises:
         NotFound: There is no such host.
+        Conflict: The action ended during this call.
     """
     store.read(lambda tx: host_status.host_state(tx, host))
     action = store.read(lambda tx: host_actions.open_of(tx, host))
@@ -153,9 +169,13 @@ def stop(store: Store, host: str, name: Name, say: Callable[[str], None]) -> int
 def watch(
     store: Store, action: HostAction, sleep: Callable[[float], None], say: Callable[[str], None]
 ) -> int:
-    """Print the action's events and moves until its end. Return 0 if the host is empty, else 1.
+    """Print the action's events and moves until the action has ended.
 
-    If the database does not answer, try again.
+    Return 0 if the action has emptied the host, else 1. While the database does not answer, try
+    again.
+
+    Raises:
+        NotFound: The action or the host does not exist any more.
     """
     watcher = _Watcher(store, say)
     while True:
@@ -184,12 +204,13 @@ class _Watcher:
     moves: dict[str, tuple[object, ...]] = field(default_factory=dict)
 
     def look(self, action: HostAction) -> HostAction:
-        """Print new events, changed moves, and each unchanged move after every ``PROGRESS``.
+        """Print the changes since the last call, and return the action's current row.
 
-        Returns:
-            The action's current row.
+        The changes are new events and, while the action is open, changed moves, and a summary if
+        more servers have moved. An unchanged move is printed again after every ``PROGRESS``.
 
         Raises:
+            NotFound: The action or the host does not exist any more.
             Unavailable: The database does not answer.
         """
         current = self.store.read(lambda tx: host_actions.show(tx, action.id))
@@ -235,9 +256,11 @@ def rehearse(
     has_hook: bool,
     silence: int,
 ) -> int:
-    """Print the destination of each server, and change nothing.
+    """Print the destination of each server, or why the server stays, and change nothing.
 
-    Return 0 if all servers can move and the action would not be refused, otherwise 1.
+    Return 0 if all servers can move, otherwise 1. Also return 1 if an evacuation would be refused
+    because the host is not proved dead or, without ``args.force``, too many hosts are down. Open
+    actions of the host are ignored.
 
     Args:
         store: The database.
@@ -246,7 +269,7 @@ def rehearse(
         name: Drain or evacuation.
         args: Arguments of the action.
         say: Prints a text.
-        has_hook: A fencing hook is configured.
+        has_hook: True if a fencing hook is configured.
         silence: Seconds of silence after which a host counts as down.
 
     Raises:

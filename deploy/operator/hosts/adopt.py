@@ -138,13 +138,14 @@ class Sources:
 
 
 def adopt(options: argparse.Namespace) -> int:
-    """Print the record to write. With ``--yes`` also write the record.
+    """Print the server's record for a guest without one. With ``--yes`` also write the record.
 
     Returns:
         0 if the record was written, 1 without ``--yes``.
 
     Raises:
-        BadRequest: The text is not a server's id, or options are missing or not permitted.
+        BadRequest: The text is not a server's id, options are missing or not permitted, an image
+            name is not unique, or the flavor or image requires hardware that is not accepted.
         NotFound: The host, the guest on the host, or the flavor or image of an option does not
             exist.
         Conflict, OverQuota, Busy: The adoption is not possible, or not at present.
@@ -288,6 +289,7 @@ def _complete_facts(
     Raises:
         BadRequest: The server has a record and ``--name``, ``--project`` or ``--user`` is given, or
             a fact is missing.
+        Problem: The flavor or image of an option was not found.
     """
     if record is not None:
         owner_options = [
@@ -334,7 +336,22 @@ def _plan(
     record: Record | None,
     options: argparse.Namespace,
 ) -> Adoption:
-    """Return the adoption to write, with the interfaces from the network service if any."""
+    """Return the adoption to write.
+
+    The interfaces are the server's ports in the network service, in the order and with the tags
+    that the guest has. Without a network service the adoption has no interfaces.
+
+    Args:
+        sources: Reads the ports.
+        server: Id of the server.
+        answer: The host's answer, with ``fence`` and ``power_state``.
+        facts: The complete facts about the server.
+        record: The server's record, or None for a new server.
+        options: The command line.
+
+    Raises:
+        Unavailable: The network service does not answer.
+    """
     ports = sources.ports(server)
     assert facts.flavor is not None, "it is needed"
     return Adoption(
@@ -355,14 +372,14 @@ def _plan(
 
 
 def to_wire_interface(interface: Interface) -> JsonObject:
-    """Return the interface in the form of the server's row."""
+    """Return the interface as JSON, in the form in which the server's row stores interfaces."""
     data = to_wire(interface)
     assert isinstance(data, dict)
     return data
 
 
 def _in_order(ports: list[Interface], guest_ports: Mapping[str, str]) -> list[Interface]:
-    """Return the ports in the guest's order, with unknown ports at the end."""
+    """Return the ports in the order of ``guest_ports`` (port -> tag), and all other ports last."""
     order = {port: number for number, port in enumerate(guest_ports)}
     return sorted(ports, key=lambda interface: order.get(interface.port, len(order)))
 
@@ -412,12 +429,15 @@ def _check_places(sources: Sources, plan: Adoption, options: argparse.Namespace)
 def describe(plan: Adoption, sources: Sources, silent: list[str]) -> list[str]:
     """Return the record to write as lines of text.
 
-    For a new record they also name the facts that are lost, because hosts do not store them.
+    For a new record the lines also name the facts that are lost, because hosts do not store them.
 
     Args:
         plan: The adoption.
         sources: Looks up the present flavor.
         silent: Hosts that did not answer ("host NAME").
+
+    Raises:
+        BadRequest: The flavor or the image requires hardware that Kilonova does not accept.
     """
     facts, flavor = plan.facts, plan.flavor
     lines = [

@@ -20,10 +20,13 @@ from deploy.operator.hosts.broker_users import print_instructions, users
 
 
 def add(options: argparse.Namespace) -> int:
-    """Create a role's user at the broker, and write a file with ``transport_url`` for the role.
+    """Write a file with a new ``transport_url`` for a role, and create the user at the broker.
 
     An existing user gets a new password. Without a management API, print the commands that create
     the user.
+
+    Raises:
+        Unavailable: The management API does not answer, or refuses the change. The file is written.
     """
     conf = config.load(options.config)
     identity = _identity(conf, options.role, secrets.token_hex(24))
@@ -43,6 +46,9 @@ def remove(options: argparse.Namespace) -> int:
     """Delete a role's user at the broker, and close the user's connections.
 
     Without a management API, print the commands for this.
+
+    Raises:
+        Unavailable: The management API does not answer, or refuses the change.
     """
     conf, user = config.load(options.config), broker_names.user_of_role(options.role)
     broker_users = users(conf)
@@ -53,7 +59,7 @@ def remove(options: argparse.Namespace) -> int:
 
 
 def _identity(conf: cfg.ConfigOpts, role: str, password: str) -> Identity:
-    """Return the role's identity, with the exchange and the notification topics of ``conf``."""
+    """Return the role's identity at the broker, for the exchange and notification topics."""
     exchange, topics = (
         own_exchange(conf),
         ["notifications", *conf.notifications.versioned_notifications_topics],

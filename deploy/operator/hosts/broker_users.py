@@ -35,18 +35,47 @@ class Users(Protocol):
     """
 
     def make(self, identity: Identity, virtual_host: str) -> str:
-        """Create the user, or give an existing user the password and permissions of ``identity``.
+        """Create the user, or return the commands for this.
+
+        An existing user gets the password, permissions and limits of ``identity``.
 
         Args:
             identity: Name, password, permissions and limits of the user.
             virtual_host: The virtual host for which the permissions are.
+
+        Returns:
+            The commands that an administrator still has to run, or "" if the user is created.
+
+        Raises:
+            Unavailable: The management API does not answer, or refuses the change.
         """
 
     def disconnect(self, user: str) -> str:
-        """Close the user's open connections."""
+        """Close the user's open connections, or return the commands for this.
+
+        Args:
+            user: Name of the user. An unknown user is no error.
+
+        Returns:
+            The commands that an administrator still has to run, or "" if the connections are
+            closed.
+
+        Raises:
+            Unavailable: The management API does not answer, or refuses the change.
+        """
 
     def remove(self, user: str) -> str:
-        """Delete the user."""
+        """Delete the user, or return the commands for this.
+
+        Args:
+            user: Name of the user. An unknown user is no error.
+
+        Returns:
+            The commands that an administrator still has to run, or "" if the user is deleted.
+
+        Raises:
+            Unavailable: The management API does not answer, or refuses the change.
+        """
 
 
 class Management:
@@ -92,7 +121,7 @@ class Management:
     def _call(
         self, method: str, path: str, body: dict[str, Any] | None = None, missing: bool = False
     ) -> None:
-        """Send a request.
+        """Send a request to the management API, and ignore the body of the answer.
 
         Args:
             method: The HTTP method.
@@ -174,7 +203,7 @@ def users(conf: cfg.ConfigOpts) -> Users:
 
 
 def print_instructions(commands: str) -> None:
-    """Print the commands that an administrator of the broker has to run, if any."""
+    """Print the commands for an administrator of the broker to standard error, if any."""
     if commands:
         print(
             f"[host_keys] management_url is not set. Run on the broker's machine:\n{commands}",

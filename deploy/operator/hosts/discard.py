@@ -28,7 +28,7 @@ from deploy.operator.store import adoption
 
 
 def discard(options: argparse.Namespace) -> int:
-    """Request the removal of a guest, or of files without a guest.
+    """Request the removal of a guest without a record, or of files without a guest, from a host.
 
     Returns:
         0 if the removal is requested. 1 without ``--yes``: only the effect is printed.
@@ -36,8 +36,9 @@ def discard(options: argparse.Namespace) -> int:
     Raises:
         BadRequest: The text is not a server's id.
         NotFound: There is no such host, or the host has no guest or files of the server.
-        Conflict: The guest has a record, the recorded host has no guest of the server, or one of
-            the two hosts is down.
+        Conflict: The recorded host has no guest of the server, or one of the two hosts is down.
+            With ``--yes`` also: the guest has a record, or the server has an action or exists
+            without a host.
         Unavailable: One of the two hosts or the network service does not answer.
     """
     try:
@@ -138,7 +139,7 @@ def _no_answer(host: str) -> errors.Conflict:
 
 
 def _is_last(store: Store, hosts: HostAnswers, server: str, host: str) -> bool:
-    """Return True if all other hosts answer and have no guest of this server."""
+    """Return True if all hosts answer, and no host except ``host`` has a guest of this server."""
     silent: list[str] = []
     domains_by_host = ask_hosts(store, hosts.query, silent)
     return not silent and not any(
@@ -153,7 +154,7 @@ def _cleanup(server: str, host: str) -> dict[str, object]:
 
     Args:
         server: Id of the server.
-        host: The host of the discarded guest.
+        host: The host of the discarded guest, for the reason of the cleanup.
     """
     return {
         "kind": cleanups.PORTS,

@@ -34,7 +34,7 @@ class HostAnswers(Protocol):
     """A client that queries hosts, as ``agent.AgentClient`` does."""
 
     def query(self, host: str, verb: str, arguments: JsonObject, timeout: float = 10) -> JsonObject:
-        """Return the host's answer.
+        """Send a query to a host, and return the answer.
 
         Args:
             host: Name of the host.
@@ -59,6 +59,9 @@ def ask_hosts(
         store: The database with the list of hosts.
         query: Queries a host.
         silent: Receives "host NAME" for each host that is down or does not answer.
+
+    Raises:
+        Problem: A host answers with this error.
     """
     answers = {}
     for row in store.read(lambda tx: services.list_all(tx, binary=Binary.COMPUTE)):
@@ -76,9 +79,12 @@ def ask_disks(
     store: Store,
     query: Callable[[str, str, dict[str, object]], dict[str, Mapping[str, Collection[str]]]],
 ) -> Disks:
-    """Return the volumes of the guests of all hosts that answer: host -> server -> volume ids.
+    """Return the volumes of running guests of all hosts that answer: host -> server -> volume ids.
 
-    ``ask_hosts`` names the hosts that do not answer.
+    Hosts that are down or do not answer are left out.
+
+    Raises:
+        Problem: A host answers with this error.
     """
     answers = {}
     for host in _running_hosts(store):
@@ -90,7 +96,13 @@ def ask_disks(
 def ask_files(
     store: Store, query: Callable[[str, str, dict[str, object]], dict[str, Collection[str]]]
 ) -> Files:
-    """Return, for all hosts that answer, the servers of which the host has files and no guest."""
+    """Return host -> ids of the servers of which the host has files and no guest.
+
+    Hosts that are down or do not answer are left out.
+
+    Raises:
+        Problem: A host answers with this error.
+    """
     answers = {}
     for host in _running_hosts(store):
         with suppress(errors.Unavailable):

@@ -39,12 +39,14 @@ NAMED = 5
 def add(options: argparse.Namespace) -> int:
     """Print a token for ``kilonova join``, or with ``--file`` write the host's first keys.
 
-    Both also create the users at the broker, or print the commands for this.
+    Both also create the users at the broker, or without a management API print the commands for
+    this.
 
     Raises:
         Conflict: The host has joined already, or with ``--file`` has keys already.
         ConfigError: The address of the host or of the broker is missing or unusable, the secrets
             of conductors are missing, or the host's name is not permitted.
+        Unavailable: The management API does not answer, or refuses the change.
     """
     conf, store = _open(options)
     if options.file:
@@ -57,10 +59,14 @@ def add(options: argparse.Namespace) -> int:
 
 
 def _invite(options: argparse.Namespace, conf: cfg.ConfigOpts, store: Store) -> int:
-    """Print a new token, which replaces the previous token of the host.
+    """Print a new token, which replaces the previous token and keys of the host.
 
-    All checks run before the previous token becomes invalid. After that, the users at the broker
-    are created.
+    All checks run before the previous token becomes invalid. Then this function creates the users
+    at the broker. Without a management API, this function instead prints the commands and writes
+    the passwords to the file HOST-broker.txt.
+
+    Raises:
+        Conflict, ConfigError, Unavailable: As ``add``.
     """
     host, password = options.host, secrets.token_hex(24)
     if conf.tls.ca_key_file and not options.address:
@@ -117,10 +123,14 @@ def _invite(options: argparse.Namespace, conf: cfg.ConfigOpts, store: Store) -> 
 def rotate(options: argparse.Namespace) -> int:
     """Create new keys of a host, and write them to a file that the operator copies to the host.
 
-    The old keys stay valid for an hour, or with ``--now`` end at once.
+    The host's user at the broker gets a new password. The previous keys stay valid for an hour.
+    With ``--now`` they end at once, and the user's connections are closed. Without a management
+    API, print the commands for the changes at the broker.
 
     Raises:
         NotFound: The host has no keys.
+        ConfigError: The secrets of conductors are missing, or the host's name is not permitted.
+        Unavailable: The management API does not answer, or refuses a change. The keys are new.
     """
     conf, store = _open(options)
     store.write(
@@ -133,14 +143,18 @@ def rotate(options: argparse.Namespace) -> int:
 
 
 def remove(options: argparse.Namespace) -> int:
-    """Remove an empty host.
+    """Remove an empty host from the cloud.
 
-    This deletes keys, token, service, provider, memberships, and users at the broker.
+    This deletes the host's keys, token, compute service, resource provider, aggregate memberships
+    and users at the broker. Without a management API, print the commands that delete the users.
 
     Raises:
-        Conflict: The host has servers, or as in ``host_removal.remove``.
+        Conflict: The host has servers, open migrations, guest records or allocations, or its
+            resource provider has children.
         NotFound: The host has no keys and no service. If a management API is configured, the users
             at the broker are deleted all the same.
+        ConfigError: The secrets of conductors are missing, or the host's name is not permitted.
+        Unavailable: The management API does not answer, or refuses a change. The host is removed.
     """
     conf, store = _open(options)
 
@@ -175,7 +189,7 @@ def _require_empty(tx: Connection, host: str) -> None:
     """Check that the host has no servers. An unknown host has no servers.
 
     Raises:
-        Conflict: The host has servers. The text names them and the next command.
+        Conflict: The host has servers. The text names up to ``NAMED`` servers and the next command.
     """
     states = host_status.host_states(tx, host)
     remaining = host_contents.look(tx, host).servers if states else []
@@ -207,9 +221,13 @@ def _open(options: argparse.Namespace) -> tuple[cfg.ConfigOpts, Store]:
 
 
 def _issue(options: argparse.Namespace, conf: cfg.ConfigOpts, store: Store) -> int:
-    """Write the file with the host's newest keys, and create its user at the broker.
+    """Write the file with the host's newest keys, and create the host's user at the broker.
 
-    This closes ``store``.
+    An existing user gets the password of the newest keys. Without a management API, print the
+    commands for this. Return 0, and close ``store``.
+
+    Raises:
+        Unavailable: The management API does not answer, or refuses the change. The file is written.
     """
     host, all_keys = options.host, host_keys.of_all(store, conf)
     generation = all_keys.newest(host, Purpose.COMMAND).generation

@@ -58,6 +58,8 @@ class Place:
     def options(self, address: str = "", certificate: str = "") -> dict[str, dict[str, str]]:
         """Return the options that agent.conf must have: section -> option -> value.
 
+        The host's name comes from the token, and so do the TLS options if the cloud has TLS.
+
         Args:
             address: The host's address for live migrations, or "" to leave the option out.
             certificate: Path of the certificate, or "" to leave the option out.
@@ -84,9 +86,12 @@ def join(options: argparse.Namespace) -> int:
     With ``--no-start`` the agent is not started.
 
     Raises:
-        ConfigError: A check failed, another machine uses the same token, or the agent does not
-            start. The text has the next step.
-        Unavailable: The broker or the conductors do not answer.
+        ConfigError: The token is malformed or not valid, a check failed, no conductor answers the
+            check, another machine uses the same token, or the agent does not start. The text has
+            the next step.
+        Unavailable: The broker does not answer, or the conductors do not answer the exchange.
+        NotFound, Conflict: A conductor refuses the token, because another token replaced it or
+            another machine was first, or because it has expired.
     """
     try:
         text = sys.stdin.read() if options.token == "-" else options.token  # noqa: S105 - stands for standard input
@@ -115,10 +120,13 @@ def join(options: argparse.Namespace) -> int:
 
 @contextmanager
 def _connect(place: Place, folder: Path) -> Iterator[tuple[cfg.ConfigOpts, HostJoinsClient]]:
-    """Yield the configuration that the agent will have, as far as known, and a conductors' client.
+    """Yield the agent's future configuration, as far as known, and a client of the conductors.
 
     The configuration is read from a copy in ``folder``, so agent.conf is not written yet. The
-    client uses the token's key.
+    client uses the token's key, and is closed at the end of the block.
+
+    Raises:
+        ConfigError: agent.conf exists, and is invalid or contradicts the token.
     """
     trial, authority = folder / config.AGENT_FILE.rpartition("/")[2], folder / CA
     trial.write_text(merged(place.path, place.options()))
@@ -143,8 +151,9 @@ def _check_token(conf: cfg.ConfigOpts, token: JoinToken, client: HostJoinsClient
 
     Raises:
         ConfigError: The broker refuses the token's user, no conductor answers, the clocks differ,
-            or the token is not valid.
-        Unavailable: The broker does not answer.
+            or the token was used or has expired.
+        NotFound: The token was replaced, or the host was removed.
+        Unavailable: The broker or the conductor's database does not answer.
     """
     # The broker's refusal has a reason.
     look_in(conf, token.transport_url, "the token")
@@ -166,7 +175,9 @@ def _check_token(conf: cfg.ConfigOpts, token: JoinToken, client: HostJoinsClient
 def _check_machine(
     options: argparse.Namespace, place: Place, conf: cfg.ConfigOpts, state: TokenState
 ) -> str:
-    """Check the machine, and return the address at which other machines reach it.
+    """Check address, libvirt, KVM, disk space and present keys of this machine, and print results.
+
+    Return the address at which other machines reach this machine.
 
     Raises:
         ConfigError: A check failed.
@@ -191,6 +202,8 @@ def _check_machine(
 
 def _require_own_keys(path: Path, host: str) -> None:
     """Check that this machine is not another host, which may have guests.
+
+    A machine without the file ``path`` is not a host yet.
 
     Raises:
         ConfigError: The file ``path`` has the keys of another host, or cannot be read.
@@ -221,8 +234,8 @@ def _certificate(
 ) -> str:
     """Check ``--cert-file`` and ``--key-file``, and return certificate and key (PEM).
 
-    Without ``--key-file`` the key is in the first file. The result is "" if the cloud has no TLS,
-    or if a conductor signs the host's certificate.
+    Without ``--key-file`` the key is in the file of ``--cert-file``. The result is "" if the cloud
+    has no TLS, or if a conductor signs the host's certificate.
 
     Args:
         options: The command line.
@@ -275,11 +288,14 @@ def _use_token(
         conf: The configuration that the agent will have.
         client: The client of conductors.
         text: The text of the configuration file.
-        certificate: The operator's certificate with its key (PEM), or "".
+        certificate: The operator's certificate with the key (PEM), or "". A certificate from the
+            conductor replaces it.
 
     Raises:
         ConfigError: Another machine uses the same token.
-        Unavailable: The conductors do not answer, or refuse the token.
+        NotFound: The token was replaced, or the host was removed.
+        Conflict: Another machine has used the token, or the token has expired.
+        Unavailable: The conductors do not answer, or cannot answer now.
     """
     key = NewKey()
     identity = _request_identity(client, key.request(place.token.host))
@@ -315,7 +331,7 @@ def _request_identity(client: HostJoinsClient, request: str) -> Identity:
                 "the conductor's answer was not sealed for this machine: another machine uses the same token. Run "
                 "kilonova host add on the controller for another token"
             ) from problem
-    raise AssertionError("the last attempt returns or raises")
+    raise AssertionError("the requests for the host's identity ended without result and error")
 
 
 def _create_state_dir(path: Path, owner: Owner) -> None:
@@ -330,7 +346,8 @@ def start_agent(client: HostJoinsClient) -> None:
     """Enable and restart the agent's unit, and wait for the agent's first report to a conductor.
 
     Raises:
-        ConfigError: The unit does not start, or no conductor has heard the agent in time.
+        ConfigError: The unit does not start, or no conductor has heard the agent after
+            ``HEARD_SECONDS``.
     """
     for words in (("enable", join_checks.UNIT), ("restart", join_checks.UNIT)):
         if complaint := join_checks.systemctl(*words):

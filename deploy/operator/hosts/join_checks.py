@@ -40,8 +40,8 @@ def clock(look: Callable[[], TokenState]) -> tuple[TokenState, str]:
         look: Requests the token's state from a conductor.
 
     Raises:
-        ConfigError: The clocks differ by more than ``CLOCK_SECONDS`` and the time of the request.
-        NoAnswer: No conductor answers.
+        ConfigError: The clocks differ by more than ``CLOCK_SECONDS`` plus the request's duration.
+        Problem: From ``look``, for example NoAnswer if no conductor answers.
     """
     before = time.time()
     state = look()
@@ -119,10 +119,10 @@ def _address_towards(broker: BrokerAddress) -> str:
 
 
 def libvirt(conf: cfg.ConfigOpts) -> str:
-    """Return libvirt's URI and version, or a notice if the host uses another driver.
+    """Return libvirt's URI and version as text, or a notice if the host uses another driver.
 
     Raises:
-        ConfigError: libvirt does not answer, or its Python package is missing.
+        ConfigError: libvirt does not answer or refuses the call, or its Python package is missing.
     """
     try:
         return config_check.libvirt(conf)
@@ -134,6 +134,8 @@ def libvirt(conf: cfg.ConfigOpts) -> str:
 
 def acceleration(conf: cfg.ConfigOpts) -> str:
     """Return as text whether guests will run with KVM or by emulation.
+
+    For a driver other than libvirt, the text says that no guests run.
 
     Raises:
         ConfigError: ``[agent] virt_type`` is kvm, and KVM does not work.
@@ -158,7 +160,9 @@ def acceleration(conf: cfg.ConfigOpts) -> str:
 
 
 def space(conf: cfg.ConfigOpts) -> str:
-    """Check that state_dir has ``LEAST_GIB`` for guests' disks beyond the reserved space.
+    """Check that state_dir has ``LEAST_GIB`` for guests' disks, and return the free space as text.
+
+    ``[agent] reserved_disk_gb`` does not count as free.
 
     Raises:
         ConfigError: There is less space.
@@ -178,7 +182,8 @@ def space(conf: cfg.ConfigOpts) -> str:
 def certificate(cert: str, key: str, ca: str, address: str) -> str:
     """Check that the operator's certificate names ``address`` and has a known issuer.
 
-    The issuer is ``ca`` or another certificate in the file ``cert``.
+    The issuer is ``ca`` or another certificate in the file ``cert``. Return a text with file,
+    address and end of the certificate.
 
     Args:
         cert: Path of the certificate.

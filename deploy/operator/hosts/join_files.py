@@ -31,10 +31,10 @@ class Owner:
 
     @classmethod
     def named(cls, name: str) -> Owner:
-        """Return the user with this name.
+        """Return the user of this machine with this name.
 
         Raises:
-            ConfigError: There is no such user, or only root can give files to this user.
+            ConfigError: There is no such user, or this process is neither root nor that user.
         """
         try:
             entry = pwd.getpwnam(name)
@@ -52,7 +52,7 @@ class Owner:
 
 
 def merged(path: Path, required: Options) -> str:
-    """Return the text of the configuration file ``path`` with the missing values of ``required``.
+    """Return the text of the configuration file ``path``, with missing options of ``required``.
 
     ``required`` is section -> option -> value. All other lines stay. If the file does not exist,
     the text begins with ``HEAD``. No file is written.

@@ -30,7 +30,10 @@ _FACTS = ("hypervisor_type", "hypervisor_version", "hypervisor_hostname", "cpu_i
 
 
 def hosts(options: argparse.Namespace) -> int:
-    """Print the hosts. Return 1 if no host takes new servers."""
+    """Print all hosts as a table, or with ``--json`` as JSON.
+
+    Return 0 if a host takes new servers, otherwise 1.
+    """
     conf = config.load(options.config)
     store = Store.open(conf)
     upgrades.check(store)
@@ -51,7 +54,7 @@ def hosts(options: argparse.Namespace) -> int:
 def overview(
     tx: Connection, default_zone: str, limit: int, pause: int, silence: int
 ) -> list[JsonObject]:
-    """Return one dictionary per host, sorted by name.
+    """Return one dictionary per host with state, resources and problems, sorted by name.
 
     Args:
         tx: The transaction.
@@ -119,9 +122,12 @@ def _row(host: JsonObject, zone: str, at: int, limit: int, pause: int) -> JsonOb
 
 
 def table(rows: list[JsonObject]) -> str:
-    """Return a table with one line per host, and lines about images with failed builds.
+    """Return a table with one line per host, and lines about images with several failed builds.
 
     The last line has the number of hosts that take new servers.
+
+    Args:
+        rows: The rows of ``overview``.
     """
     names = sorted({name for row in rows for name in row["classes"]})
     lines = [["host", "zone", "state", "servers", *(f"{name} free/total" for name in names), ""]]
@@ -151,6 +157,9 @@ def _images(rows: list[JsonObject]) -> list[str]:
     """Return a line for each image with several failed builds in the last hour.
 
     The cause may be the image and not the host.
+
+    Args:
+        rows: The rows of ``overview``.
     """
     failures_by_image: dict[str, list[JsonObject]] = {}
     for failure in (
@@ -172,7 +181,10 @@ def _images(rows: list[JsonObject]) -> list[str]:
 
 
 def _causes(failed: list[JsonObject]) -> str:
-    """Return the ``CAUSES`` most frequent causes of failed builds as text, most frequent first."""
+    """Return the ``CAUSES`` most frequent causes of failed builds in one line, most frequent first.
+
+    The line ends with the number of the other causes, if any.
+    """
     counts: dict[str, int] = {}
     for failure in failed:
         counts[failure["cause"]] = counts.get(failure["cause"], 0) + failure["builds"]
@@ -202,14 +214,15 @@ def state(row: JsonObject) -> str:
 def silence_of(
     seen_at: int | None, is_up: bool | None, at: int, limit: int, heard: services.HostsHeard
 ) -> str:
-    """Return a text about a silent host that still counts as up.
+    """Return a text about a silent host that still counts as up, or "" for any other host.
 
-    The text has the duration of the silence, and why no conductor has declared the host down.
+    The text has the duration of the silence and the operator's next check. If conductors hear too
+    few hosts to declare this host down, the text also has the numbers.
 
     Args:
-        seen_at: The time of the host's last sign of life, or None without any.
+        seen_at: The time of the host's last sign of life in µs, or None without any.
         is_up: True if the host counts as up.
-        at: The present time of the database.
+        at: The present time of the database, in µs.
         limit: Seconds of silence after which conductors declare a host down.
         heard: How many of the compute hosts that are up conductors hear.
 
@@ -276,7 +289,7 @@ def refused_hostname(refused: str, shown: str) -> str:
 
 
 def trouble(row: JsonObject) -> str:
-    """Return the host's problems that ``state`` does not show, separated by semicolons, or "".
+    """Return the host's problems, with the reasons of its state, separated by semicolons, or "".
 
     Args:
         row: A row of ``overview``.

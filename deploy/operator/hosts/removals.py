@@ -26,7 +26,9 @@ LATE = 60 * SECOND
 
 
 def removals(options: argparse.Namespace) -> int:
-    """Print the guests that hosts still have to remove, oldest first. Return 1 if there are any.
+    """Print the guests that one host or all hosts still have to remove, oldest first.
+
+    Return 1 if there are any, otherwise 0.
 
     Raises:
         NotFound: There is no host with the given name.
@@ -50,11 +52,11 @@ def removals(options: argparse.Namespace) -> int:
 
 
 def facts(removal: PendingRemoval, at: int) -> dict[str, object]:
-    """Return a guest to be removed for JSON output.
+    """Return a guest to be removed, with host, age and next step, for JSON output.
 
     Args:
         removal: The guest to be removed.
-        at: The present time of the database.
+        at: The present time of the database, in µs.
     """
     return {
         "server": removal.server,
@@ -74,7 +76,7 @@ def table(pending: list[PendingRemoval], at: int) -> str:
 
     Args:
         pending: The guests to remove, oldest first.
-        at: The present time of the database.
+        at: The present time of the database, in µs.
     """
     if not pending:
         return "no host has a guest to remove"
@@ -103,9 +105,9 @@ def _holds(removal: PendingRemoval) -> str:
 
 
 def state(host: HostState) -> str:
-    """Return up or silent, then fenced or forced down, then disabled, each if the host is so.
+    """Return "up" or "silent", then "fenced" or "forced down", then "disabled", as far as true.
 
-    Without a service the host is unknown.
+    The words are separated by commas. The text is "unknown" if the host has no compute service.
     """
     if not host.service:
         return "unknown"
@@ -116,7 +118,7 @@ def state(host: HostState) -> str:
 
 
 def goes(removal: PendingRemoval, at: int) -> str:
-    """Return a text about when the guest is removed, with the operator's next step if any."""
+    """Return a text about when the host removes the guest, with the operator's next step if any."""
     if not removal.host.service:
         return "the host has no service: start its agent, which then removes the guest"
     if not removal.host.up:

@@ -21,7 +21,13 @@ from common.store.views import host_contents
 
 
 def restore(options: argparse.Namespace) -> int:
-    """Use the host again. Return 0 if the host takes servers now, 1 if something is left to do."""
+    """Enable a host that a drain disabled, end forced_down, and print what is left to do.
+
+    Return 0 if the host is up and enabled now, 1 if the operator has something left to do.
+
+    Raises:
+        NotFound: There is no such host.
+    """
     conf = config.load(options.config)
     store = Store.open(conf, notifications=NotificationSettings.of(conf))
     upgrades.check(store)
@@ -46,8 +52,8 @@ class Restoration:
 def plan_restoration(state: HostState) -> Restoration:
     """Return the changes that make a host usable again, and the conditions that remain.
 
-    A host that a drain disabled is enabled. A host that is up and not fenced is not forced down any
-    more. Every other cause remains.
+    The changes enable a host that a drain disabled, and end forced_down of a host that is up and
+    not fenced. Every other cause remains. This function changes nothing.
     """
     changes: dict[str, object] = {}
     done, stays = [], []
@@ -83,9 +89,10 @@ def plan_restoration(state: HostState) -> Restoration:
 
 
 def give_back(store: Store, host: str, say: Callable[[str], None]) -> int:
-    """Revert the host's state as far as possible, and print the result.
+    """Make the changes of ``plan_restoration``, and print them and the conditions that remain.
 
-    Return 0 if the host takes servers now, 1 if a condition remains.
+    Also print the number of guests that the host still has to remove. Return 0 if the host is up
+    and enabled now, 1 if a condition remains.
 
     Raises:
         NotFound: There is no such host.

@@ -58,7 +58,7 @@ class Prover:
             accepted: Error statuses for which the result is None.
 
         Returns:
-            None for an answer without a body, and for an accepted error status.
+            The JSON, or None for an accepted error status or an answer without a body.
 
         Raises:
             Problem: The service does not answer, or answers with another error status.
@@ -79,7 +79,7 @@ class Prover:
         return answer.json() if answer.status_code < 300 and answer.content else None
 
     def wait(self, subject: str, look: Callable[[], T | None]) -> T:
-        """Call ``look`` until the result is not None, and return the result.
+        """Call ``look`` each ``PAUSE_SECONDS`` until the result is not None, and return the result.
 
         Args:
             subject: The subject of the error text "… took longer than … s".
@@ -97,13 +97,14 @@ class Prover:
 
 
 def verify(options: argparse.Namespace) -> int:
-    """Create, reach and delete a server on the host. Print each step with its duration.
+    """Create, reach and delete a server on the host, and print each step with its duration.
 
-    The server is also deleted after a failure.
+    Servers of earlier runs of this command are deleted first. The server is also deleted after a
+    failure. Return 0.
 
     Raises:
         Conflict: The host is silent or disabled, or a step failed or took too long.
-        Problem: A service refuses a request, or no image or flavor is usable.
+        Problem: A service does not answer or refuses a request, or no image or flavor is usable.
     """
     conf = config.load(options.config)
     store = Store.open(conf)
@@ -136,10 +137,10 @@ def _prover(conf: cfg.ConfigOpts, seconds: int) -> Prover:
 
 
 def _await_host(prover: Prover, store: Store, host: str) -> None:
-    """Wait until the host is up and can take servers.
+    """Wait until the host is up and not forced down, and check that the host is enabled.
 
     Raises:
-        Conflict: The host did not come up in time, or is disabled.
+        Conflict: The host did not come up in time, does not exist, or is disabled.
     """
 
     def look() -> host_status.HostState | None:
@@ -183,7 +184,7 @@ def _create(prover: Prover, options: argparse.Namespace) -> str:
 
 
 def _choose_image(prover: Prover) -> str:
-    """Return the id of the smallest active image in the formats qcow2 and raw.
+    """Return the id of the smallest qcow2 or raw image among the first 200 active images.
 
     Raises:
         NotFound: There is no such image.
@@ -222,10 +223,11 @@ def _choose_flavor(prover: Prover, image: str) -> str:
 
 
 def _await_active(prover: Prover, server: str, host: str) -> None:
-    """Wait until the server is ACTIVE.
+    """Wait until the server is ACTIVE, and check that the server is on the host.
 
     Raises:
         Conflict: The server failed, is on another host, or took too long.
+        Problem: The compute service does not answer, or refuses a request.
     """
 
     def look() -> JsonObject | None:
@@ -248,10 +250,11 @@ def _await_active(prover: Prover, server: str, host: str) -> None:
 def _reach(prover: Prover, server: str, network: str | None) -> None:
     """Read the guest's console log, or create a console URL if the log stays empty.
 
-    With a network also connect to the guest's ssh server.
+    With a network, also wait for an answer of the guest's ssh server. Print the results.
 
     Raises:
         Conflict: The ssh server does not answer in time, or the server has no address.
+        Problem: The compute service does not answer, or refuses a request.
     """
     began = time.monotonic()
 
@@ -285,7 +288,10 @@ def _address(server: JsonObject) -> str:
 
 
 def _banner(address: str) -> str | None:
-    """Connect to port 22, and return the greeting of an ssh server (RFC 4253, 4.2), or None."""
+    """Connect to port 22, and return the greeting of an ssh server (RFC 4253, 4.2).
+
+    Return None if the connection fails or the peer sends another greeting.
+    """
     try:
         with socket.create_connection((address, 22), SSH_SECONDS) as connection:
             connection.settimeout(SSH_SECONDS)

@@ -105,13 +105,15 @@ class Adoption:
 
 
 def adopt(tx: Connection, adoption: Adoption, limits: quotas.Numbers) -> None:
-    """Create the server's row or change its host, and create the guest's record and allocation.
+    """Create the server's row, or move the existing row to the guest's host.
 
-    A guest on the former host is removed, and a pending cleanup binds the server's ports.
+    Also create the guest's record and allocation, a finished action in the journal, and a
+    notification if notifications are configured. A guest on the former host becomes a pending
+    removal. If the server has interfaces, a pending cleanup binds the ports.
 
     Args:
         tx: The transaction.
-        adoption: The guest, and the facts about its server.
+        adoption: The guest, and the facts about the server.
         limits: The quota limits of the server's project.
 
     Raises:
@@ -188,7 +190,10 @@ def adopt(tx: Connection, adoption: Adoption, limits: quotas.Numbers) -> None:
 
 
 def share_storage(tx: Connection, first: str, second: str) -> bool:
-    """Return True if both hosts report storage, and report the same."""
+    """Return True if both hosts report the same id of their storage.
+
+    The result is False if a host reports no id.
+    """
     storage_by_host = {
         row.name: (row.facts or {}).get("storage")
         for row in tx.execute(
@@ -205,8 +210,8 @@ def _check(tx: Connection, adoption: Adoption, row: ServerRow | None) -> None:
 
     Raises:
         Busy: An action or a move has the server.
-        Conflict: The records changed, the server was deleted, its state does not permit the
-            adoption, or the host reports another project.
+        Conflict: The records changed, the guest has a record already, the server was deleted, its
+            state does not permit the adoption, or the host reports another project.
     """
     places: list[GuestRow] = guests.places(tx, adoption.server)
     if any(place.host == adoption.host for place in places):
@@ -243,7 +248,7 @@ def _check(tx: Connection, adoption: Adoption, row: ServerRow | None) -> None:
 
 
 def was_deleted(server: str, host: str) -> errors.Conflict:
-    """Return the error about the adoption of a deleted server."""
+    """Return the error to raise if the server of the guest on ``host`` was deleted."""
     return errors.Conflict(
         f"Server {server} was deleted, and a deleted server is not created again. If the guest's disk is needed, "
         f"make an image of it. Then run: kilonova host discard {host} {server}"
@@ -254,6 +259,8 @@ def _count(
     tx: Connection, adoption: Adoption, row: ServerRow | None, limits: quotas.Numbers
 ) -> None:
     """Check that the project has quota for the additional resources, unless ``is_forced``.
+
+    These are all resources of a new server, or those by which an existing server grows.
 
     Raises:
         OverQuota: The project has no room for the server.
@@ -274,11 +281,11 @@ def _count(
 
 
 def _claim(tx: Connection, adoption: Adoption) -> None:
-    """Claim the resources of the host. With ``is_forced`` capacity is ignored.
+    """Claim the resources of the host for the guest. With ``is_forced`` capacity is ignored.
 
     Raises:
-        Conflict: The host has no room, the guest's assigned hardware is unknown, or another guest
-            has some of it.
+        Conflict: The host has no room, the flavor requests dedicated hardware and the guest's
+            hardware is unknown, or another guest has some of this hardware.
     """
     needs_assignment = hardware.hardware(adoption.flavor, adoption.properties).needs_assignment
     if needs_assignment and adoption.facts.assignment is None:
@@ -309,7 +316,13 @@ def _claim(tx: Connection, adoption: Adoption) -> None:
 
 
 def shortages(tx: Connection, host: str, amounts: Mapping[str, int]) -> list[str]:
-    """Return a text for each resource class of which the host has too little."""
+    """Return a text for each resource class of which the host has too little free.
+
+    Args:
+        tx: The transaction.
+        host: Name of the host.
+        amounts: Resource class -> needed amount.
+    """
     used = {
         row.resource_class: int(row.used)
         for row in tx.execute(
@@ -363,7 +376,11 @@ def _parts(assignment: HardwareAssignment) -> set[str]:
 
 
 def _write(tx: Connection, adoption: Adoption, row: ServerRow | None, fence: int) -> None:
-    """Write the row of a new server, or the new place of an existing server."""
+    """Insert the row of a new server, or update the row of an existing server.
+
+    The update sets host, zone, fence, states, flavor, image and interfaces, and clears fault and
+    shelving.
+    """
     zone = zones.hosts(tx, [adoption.host]).get(adoption.host, adoption.default_zone)
     values: Values = {
         "fence": fence,
@@ -394,7 +411,10 @@ def _write(tx: Connection, adoption: Adoption, row: ServerRow | None, fence: int
 
 
 def _columns_from_host(adoption: Adoption) -> Values:
-    """Return columns of a new server's row: facts of the host, and defaults of lost facts."""
+    """Return further columns of a new server's row, which an existing server keeps at adoption.
+
+    The values are the host's facts, and defaults for facts that the host does not report.
+    """
     facts = adoption.facts
     return {
         "id": adoption.server,

@@ -99,7 +99,7 @@ class RowKind:
         return tuple(self.table.primary_key.columns)
 
     def is_over(self, before: int) -> Condition:
-        """Return the condition on rows that were old before this time and meet ``only``."""
+        """Return the condition on rows that were old before this time (µs) and meet ``only``."""
         return sa.and_(*(since < before for since in self.over), *self.only)
 
 
@@ -108,7 +108,10 @@ def _none(*conditions: Condition) -> Condition:
 
 
 def _is_idle(server: sa.Column[Any]) -> Condition:
-    """Return the condition that no action runs on the server. An action may need older rows."""
+    """Return the condition that no action has the server. An action may need older rows.
+
+    A server without a row is idle.
+    """
     return _none(servers.c.id == server, servers.c.action.is_not(None))
 
 
@@ -261,9 +264,10 @@ def _is_after(columns: Sequence[sa.Column[object]], after: Key) -> Condition:
 
 
 def _remove(tx: Connection, kind: RowKind, keys: Sequence[Key], before: int) -> Counter[str]:
-    """Delete at most ``ROWS`` rows of these keys and of their dependents. Return the numbers.
+    """Delete at most ``ROWS`` rows of these keys and of their dependents. Return numbers by table.
 
-    If fewer rows were deleted, only rows that other transactions have locked remain.
+    Rows that other transactions have locked, or that are not old any more, stay. If fewer than
+    ``ROWS`` rows were deleted, no other rows of these keys remain.
     """
     locked_keys = [
         tuple(row)

@@ -49,7 +49,7 @@ def listed(tx: Connection, *, only_stuck: bool = False) -> list[ActionInHandRow]
     """Return the actions that have not ended, oldest first, or only stuck and overdue actions.
 
     A row has the action's columns, the server's name as ``server``, ``vm_state`` and ``task_state``
-    of the server, and ``overdue``.
+    of the server (None without a server's row), and ``overdue``.
     """
     query = (
         sa.select(
@@ -131,8 +131,8 @@ def abort(
 def fail(tx: Connection, action_id: str, why: str) -> ActionRow:
     """End a stuck or overdue action as failed, without undo. Return the action before the change.
 
-    The server goes to ERROR with the reason, and the user can start the next action. A deleted
-    server is only released.
+    The server goes to ERROR with the reason, and the user can start the next action. The server's
+    open migration ends too. A deleted server is only released.
 
     Raises:
         NotFound, Conflict: As ``_lock_stuck``.
@@ -221,9 +221,10 @@ def _lock_stuck(
 def _update_server(
     tx: Connection, row: ActionRow, server: PlacedServerRow | None, **changes: object
 ) -> None:
-    """Change the server, and restore the fault that it had before the action was stuck.
+    """Set these columns of the server, and restore the fault from before the action was stuck.
 
-    Without a server this function has no effect.
+    A fault in ``changes``, or from another action, stays. Without a server this function has no
+    effect.
     """
     if server is None:
         return

@@ -23,7 +23,7 @@ ROWS = 200
 
 
 def seal_user_data(store: Store, vault: Vault) -> int:
-    """Encrypt the user data that is stored as plain text, and return the number of servers.
+    """Encrypt all user data that is stored as plain text, and return the number of changed servers.
 
     Raises:
         Unavailable: A server has such user data, and the vault has no key.

@@ -32,7 +32,7 @@ def _endpoint(text: str) -> tuple[str, str]:
 
 
 def main() -> None:
-    """Parse the command line and run the command."""
+    """Parse the command line and run the command bootstrap or serve."""
     parser = argparse.ArgumentParser(
         prog="python -m deploy.one_machine.services.identity", description=__doc__
     )

@@ -65,9 +65,9 @@ def grant_of(database: Database, auth: object, now: datetime, attempts: Attempts
 
     Raises:
         HTTPBadRequest: The shape is wrong.
-        HTTPUnauthorized: A method is unknown, its password or token is wrong, the methods are for
+        HTTPUnauthorized: A method is unknown, the password or token is wrong, the methods are for
             different users, or the scope does not exist.
-        HTTPTooManyRequests: There were too many wrong passwords.
+        HTTPTooManyRequests: There were too many wrong passwords from this address.
     """
     body = AUTH.validate(auth, "auth")
     identity, methods = body["identity"], body["identity"]["methods"]
@@ -106,7 +106,7 @@ def _find_scope(
     """Return (project id, domain id) of the requested scope, of which at least one is None.
 
     Both are None for an unscoped token and for the system. Without a scope, the project is the
-    user's default project if the user has a role there.
+    user's default project if the user has a role there, and otherwise both are None.
 
     Raises:
         HTTPBadRequest: The shape is wrong.

@@ -38,9 +38,10 @@ def bootstrap(
     endpoints: Mapping[str, str],
     without: Sequence[str] = (),
 ) -> None:
-    """Create the domain, roles, projects, users, region, services and endpoints that are missing.
+    """Create the missing domain, roles, projects, users, region, services and endpoints.
 
-    Passwords and URLs of existing rows are set to the new values.
+    The two users get missing role assignments. A repeated call sets their passwords and the URLs in
+    ``endpoints`` again.
 
     Args:
         database: The service's database.

@@ -54,11 +54,14 @@ class IdentityResource(Resource):
         self._changed = BodySchema(mapping(self.fields, others=self.takes_others))
 
     def is_shown_to(self, token: Token) -> bool:
-        """Return True if the token's user may see the list, and each row in it."""
+        """Return True if the token's user may read the list and single rows. By default: admins."""
         return token.is_admin
 
     def is_own(self, token: Token, key: str) -> bool:
-        """Return True if the token's user may see the row with this id without seeing the list."""
+        """Return True if the token's user may see the row with this id without seeing the list.
+
+        By default return False.
+        """
         return False
 
     def admit(self, caller: Token, action: str, key: str = "") -> None:
@@ -125,10 +128,11 @@ class IdentityResource(Resource):
         change.execute(update(self.table).where(self.table.c.id == row.id).values(columns))
 
     def _columns(self, body: Body, extra: DbValues) -> Body:
-        """Return the columns for a validated body.
+        """Return the columns to store for a validated body, including `extra`.
 
-        Attributes without a field are added to `extra`, the clients' attributes so far. The
-        attributes options and links are dropped.
+        Attributes that are neither a field nor a column are added to `extra`, the clients'
+        attributes so far, except for options and links. A null description becomes "" if the
+        column requires a value.
         """
         own_columns = self.fields.keys() & self.table.c.keys()
         values = {name: value for name, value in body.items() if name in own_columns}

@@ -35,7 +35,7 @@ def _table(name: str, *columns: Column[Any] | UniqueConstraint | Index) -> Table
 
 
 def _resource(name: str, *columns: Column[Any] | UniqueConstraint) -> Table:
-    """Return the table of a resource of the API, with a column for clients' attributes."""
+    """Return the table of a resource: id, `columns`, and `extra` for clients' attributes."""
     extra = Column("extra", JSON, default=dict)
     return _table(name, Column("id", String, primary_key=True), *columns, extra)
 

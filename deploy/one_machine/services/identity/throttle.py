@@ -52,8 +52,8 @@ class Throttle:
     def failed(self, key: Hashable, seconds: float) -> None:
         """Add a failure, which leaks in this many seconds, to a bucket.
 
-        Before a new bucket would exceed ``MAX_BUCKETS``, empty buckets are removed, and then the
-        oldest.
+        Before a new bucket would exceed ``MAX_BUCKETS``, empty buckets are removed, and if there
+        are no empty buckets, the oldest bucket.
         """
         with self._lock:
             now = self._monotonic()

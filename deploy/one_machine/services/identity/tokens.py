@@ -91,10 +91,10 @@ def digest(secret: str) -> str:
 
 
 def issue(connection: Connection, grant: Grant, now: datetime, lifetime: timedelta) -> str:
-    """Store a token for `grant` and return its secret. Expired tokens are deleted.
+    """Store a token for `grant` and return the secret. Delete the expired tokens of all users.
 
-    The token ends after `lifetime`, or at `grant.expires_at`. The secret is hexadecimal, because
-    commands would read a "-" at the front as an option.
+    The token ends at `grant.expires_at` if this is set, and otherwise after `lifetime`. The secret
+    is hexadecimal, because commands would read a "-" at the front as an option.
     """
     secret = secrets.token_hex(32)
     connection.execute(delete(tokens).where(tokens.c.expires_at <= text_of(now)))
@@ -114,7 +114,8 @@ def issue(connection: Connection, grant: Grant, now: datetime, lifetime: timedel
 def load(connection: Connection, secret: str, now: datetime) -> Token | None:
     """Return the token with this secret and its present roles, or None if not valid at `now`.
 
-    The module's docstring lists the reasons for None.
+    A token is invalid if it has expired or is revoked, if the user, the project or a domain of the
+    token is deleted or disabled, or if a scoped token has no role left.
     """
     row = connection.execute(_FULL_ROW.where(tokens.c.digest == digest(secret))).first()
     if row is None or row.expires_at <= text_of(now) or not _is_enabled(row):
@@ -135,7 +136,10 @@ def revoke_all(connection: Connection, user_id: str) -> None:
 
 
 def scope_of(row: DbRow) -> tuple[str, str]:
-    """Return a token's scope: "projects" or "domains" with an id, "system", or "" if unscoped."""
+    """Return a token's scope and the id of the project or domain.
+
+    The scope is "projects", "domains", "system", or "" if unscoped. The last two have the id "".
+    """
     if row.system:
         return schema.SYSTEM, ""
     if row.project_id:

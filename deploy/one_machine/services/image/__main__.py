@@ -19,7 +19,7 @@ from deploy.one_machine.services.web import add_options, serve
 
 
 def main() -> None:
-    """Parse the command line and serve."""
+    """Parse the command line and serve the image API until SIGTERM."""
     parser = argparse.ArgumentParser(
         prog="python -m deploy.one_machine.services.image", description=__doc__
     )

@@ -98,7 +98,8 @@ def validate(body: object, caller: ImageCaller) -> Body:
         caller: The caller.
 
     Raises:
-        HTTPForbidden: An attribute is read-only, or reserved for admins.
+        HTTPForbidden: An attribute is read-only, or only an admin may set the value: the visibility
+            public, or an owner other than the caller's project.
         HTTPContentTooLarge: There are too many properties.
         HTTPBadRequest: A value is invalid.
     """
@@ -128,8 +129,8 @@ def validate(body: object, caller: ImageCaller) -> Body:
 def apply_patch(image: DbValues, operations: object, caller: ImageCaller) -> Body:
     """Return the columns to store after a list of JSON-patch operations.
 
-    The operations change either an attribute or a custom property. ``properties`` is always among
-    the columns.
+    Each operation changes an attribute or a custom property. ``properties`` is always among the
+    columns.
 
     Args:
         image: The present row.
@@ -137,8 +138,8 @@ def apply_patch(image: DbValues, operations: object, caller: ImageCaller) -> Bod
         caller: The caller.
 
     Raises:
-        HTTPForbidden: An attribute is read-only or reserved for admins, cannot be removed, or is a
-            format of an image that is not queued any more.
+        HTTPForbidden: An attribute is read-only, cannot be removed, or is a format of an image that
+            is not queued any more, or only an admin may set the value.
         HTTPConflict: A property to replace or remove does not exist.
         HTTPContentTooLarge: There are too many properties.
         HTTPBadRequest: An operation or a value is invalid.

@@ -17,7 +17,7 @@ VERSIONS = ("/", "/versions", "/v2", "/v2/")
 
 
 def is_open(path: str) -> bool:
-    """Return True if the path needs no token."""
+    """Return True for a path of the version documents, which needs no token."""
     return path in VERSIONS
 
 

@@ -59,12 +59,12 @@ class ImageFiles:
         announced: int | None,
         read: Callable[[int], bytes],
     ) -> Upload:
-        """Write the body of a request to disk.
+        """Write the body of a request to a new file, and return the sizes and digests.
 
         After an error no unfinished file is left.
 
         Args:
-            name: The name of the file.
+            name: The upload's UUID, which names the file.
             disk_format: The image's format. The virtual size is known for raw, and for qcow2 with a
                 valid header.
             announced: The size in the request's header, or None.
@@ -72,7 +72,7 @@ class ImageFiles:
 
         Raises:
             HTTPContentTooLarge: The image is above the limit, or cannot be written.
-            HTTPBadRequest: The body has not the announced size.
+            HTTPBadRequest: The body does not have the announced size.
         """
         if announced is not None and announced > self._limit:
             raise self._too_large()

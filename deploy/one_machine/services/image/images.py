@@ -155,6 +155,7 @@ def _range(req: falcon.Request, size: int) -> tuple[int, int]:
     """Return the positions of the first and last byte to send, by default of the whole file.
 
     Raises:
+        HTTPInvalidHeader: The header Range is malformed.
         HTTPRangeNotSatisfiable: The range is outside of the data.
     """
     if req.range is None:

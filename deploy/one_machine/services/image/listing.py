@@ -51,9 +51,9 @@ NOT_FILTERS = ("limit", "marker", "sort", "sort_key", "sort_dir", "member_status
 def matching(query: Query, caller: ImageCaller) -> list[ColumnElement[bool]]:
     """Return the conditions on the rows of a list: the caller's rights and the query's filters.
 
-    Without a filter for os_hidden, hidden images are left out. Without a filter for visibility,
-    community images of other projects are left out. An admin then gets no community images, or all
-    with a filter for the owner.
+    Without a filter for os_hidden, hidden images are left out. Without a filter for visibility, a
+    user gets public images and the project's own. An admin then gets all images, but community
+    images only if the query filters by the owner.
 
     Raises:
         HTTPBadRequest: A value of the query is invalid.
@@ -70,7 +70,7 @@ def matching(query: Query, caller: ImageCaller) -> list[ColumnElement[bool]]:
 def page(
     query: Query, rules: list[ColumnElement[bool]], marker: DbRow | None
 ) -> tuple[DbSelect, int]:
-    """Return the SELECT for one page, and the page's limit.
+    """Return the SELECT for one page, and the page's limit, at most ``MAX_LIMIT``.
 
     The SELECT returns up to one row more than the limit, which shows whether there is a next page.
 
@@ -130,7 +130,11 @@ def _visibility(query: Query, caller: ImageCaller) -> ColumnElement[bool]:
 def _sort_keys(query: Query) -> list[tuple[str, bool]]:
     """Return pairs of column and direction (True for ascending).
 
-    The column id is always among them, as a tie-breaker.
+    The column id is always among them, as a tie-breaker. Without a direction the order is
+    descending.
+
+    Raises:
+        HTTPBadRequest: A column cannot be a sort key, or a direction is unknown.
     """
     keys: dict[str, bool] = {}
     for name, way in sort_words(query):

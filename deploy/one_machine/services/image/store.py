@@ -73,7 +73,9 @@ class ImageStore:
             return connection.execute(query.values(updated_at=moment(), **columns)).rowcount == 1
 
     def upload(self, image: DbRow, announced: int | None, read: Callable[[int], bytes]) -> None:
-        """Receive the data of a queued image. After an error the image is queued again.
+        """Receive the data of a queued image, which is active afterwards.
+
+        If the reception fails, the image is queued again.
 
         Args:
             image: The image's row.
@@ -81,7 +83,8 @@ class ImageStore:
             read: Reads up to this many bytes of the body.
 
         Raises:
-            HTTPBadRequest: The image has no formats, or the body has not the announced size.
+            HTTPBadRequest: A format of the image is missing, or the body does not have the
+                announced size.
             HTTPConflict: The image is not queued.
             HTTPContentTooLarge: The data are too large, or cannot be written.
             HTTPGone: The image was deleted during the upload.

@@ -26,7 +26,7 @@ TIMEOUT_SECONDS = 10
 
 
 def main() -> None:
-    """Parse the command line and run the command."""
+    """Parse the command line and run the command serve or host-key."""
     parser = argparse.ArgumentParser(
         prog="python -m deploy.one_machine.services.network", description=__doc__
     )

@@ -81,17 +81,19 @@ def choose_addresses(
         connection: The connection of the transaction.
         network_id: The port's network.
         mac: The port's MAC address.
-        requested: The requested fixed_ips, each with a subnet, an address or both. An empty list
-            gives no addresses. None gives an address of each IP version, and all addresses derived
-            from the MAC address.
+        requested: The requested fixed_ips, each with a subnet, an address or both. Addresses
+            derived from the MAC address in other subnets are added. An empty list gives no
+            addresses. None gives an address of each IP version that has a subnet, and all addresses
+            derived from the MAC address.
         keep: The present addresses of the port. They are not in use for this port, and a request
             with only a subnet gets the present address there. Ignored if `requested` is None.
-        router: True for a port of a router. Requested addresses are then not completed by addresses
-            derived from the MAC address.
+        router: True for a port of a router. Then no derived addresses are added to requested
+            addresses.
 
     Raises:
-        Fault: 400, an address or subnet does not belong to the network, or a request is empty. 409,
-            an address is in use, or no address is free.
+        Fault: 400, an address or subnet does not belong to the network, an address is the
+            network or broadcast address of an IPv4 subnet, or a request is empty. 409, an address
+            is in use, or no address is free.
     """
     subnets = subnets_of(connection, network_id)
     if requested is None:

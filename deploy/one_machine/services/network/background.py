@@ -30,12 +30,14 @@ class EventReceiver(Protocol):
     """The compute service, as external.ComputeEvents."""
 
     def send_events(self, events: Collection[Mapping[str, str]]) -> bool:
-        """Return False if the caller must send the events again later.
-
-        True means that the events were accepted, or refused for good.
+        """Send events to the compute service.
 
         Args:
             events: The events, as in Nova's API os-server-external-events.
+
+        Returns:
+            False if the caller must send the events again later. True if the compute service
+            accepted them, or refuses them for good.
         """
 
 
@@ -52,7 +54,7 @@ class BackgroundThread:
         self._thread.start()
 
     def end(self) -> None:
-        """Answer the requests that wait for hosts, and let the thread end after this round."""
+        """Release the requests that wait for hosts, and let the thread end after this round."""
         self._fabric.hosts.end()
         self._ending.set()
 
@@ -77,10 +79,10 @@ class BackgroundThread:
 def send_events(
     fabric: Fabric, receiver: EventReceiver, now: Callable[[], float] = time.time
 ) -> bool:
-    """Send all stored events, oldest first, and delete the sent events.
+    """Send all stored events in batches, oldest first, and delete each batch that was sent.
 
-    Events older than ``KEEP_SECONDS`` are deleted without being sent. Of equal events in a batch
-    only the last is sent.
+    Events older than ``KEEP_SECONDS`` are not sent, but deleted with their batch. Of equal events
+    in a batch only the last is sent. Events that the receiver refuses for good count as sent.
 
     Args:
         fabric: The service object.
@@ -88,7 +90,7 @@ def send_events(
         now: Returns the present time in seconds.
 
     Returns:
-        False if events remain, which must be sent again later.
+        False if events remain, which the caller must send again later.
     """
     while True:
         with fabric.database.read() as connection:

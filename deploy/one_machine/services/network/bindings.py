@@ -23,7 +23,8 @@ UNBOUND: DbValues = {"host": "", "vif_type": "unbound", "status": "DOWN", "bound
 def bind(change: Change, host: str, is_up: bool = True) -> Body:
     """Return the columns to store for a port that this change binds to `host`.
 
-    The columns are host, vif_type, status and bound_at. The vif_type is "binding_failed" if the
+    A host with a living network agent gets a new revision at the end of the transaction. The
+    columns are host, vif_type, status and bound_at. The vif_type is "binding_failed" if the
     host has no living network agent, and otherwise "bridge". The status is DOWN until the host
     reports the port as wired. After the transaction the request waits for this in `Fabric.settle`.
     In a cloud without hosts every binding succeeds, and the status follows from `is_up`.
@@ -61,7 +62,7 @@ def bind_to_carrier(change: Change, host: str) -> Body:
 def view_binding(row: DbValues) -> Body:
     """Return the fields `binding:vif_type` and `binding:vif_details` of a port.
 
-    Only admins and services see these fields.
+    The caller shows these fields only to admins and services.
     """
     is_bound = row["vif_type"] == "bridge"
     details = {"port_filter": True, "bridge_name": bridge(row["network_id"])} if is_bound else {}
@@ -71,7 +72,8 @@ def view_binding(row: DbValues) -> Body:
 def remove_inactive_bindings(change: Change, port_id: str, *rules: ColumnElement[bool]) -> None:
     """Remove the inactive bindings of a port that meet `rules`, and their rows in `arrivals`.
 
-    If there were any, their hosts and the hosts of the network get a new revision.
+    If there were any, their hosts and the hosts of the network get a new revision at the end of
+    the transaction.
     """
     inactive, arrivals = schema.inactive_bindings, schema.arrivals
     hosts = change.scalars(

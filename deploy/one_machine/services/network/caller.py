@@ -15,7 +15,7 @@ HOSTS = "/v2.0/kilonova/hosts/"
 
 
 def is_open(path: str) -> bool:
-    """Return True if the path needs no token."""
+    """Return True for a path of the versions or of the hosts' own API, which needs no token."""
     return path in VERSIONS or path.startswith(HOSTS)
 
 
@@ -29,7 +29,7 @@ class NetworkCaller(Caller):
 
     @property
     def is_service(self) -> bool:
-        """True for a service. A service gets no events about changes that it made."""
+        """True for a token with the role service. A service token beside it does not count."""
         return "service" in self.roles
 
     def owns(self, project_id: str) -> bool:

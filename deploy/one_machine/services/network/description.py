@@ -29,6 +29,8 @@ Addresses = dict[str, list[DbRow]]
 def describe(connection: Connection, host: DbRow, dns: Sequence[str]) -> Body:
     """Return the description of a host, with the host's revision.
 
+    The description contains the networks, ports, groups and routers that the host must wire.
+
     Args:
         connection: The connection of the read transaction.
         host: The row of the host.
@@ -166,11 +168,10 @@ def _port(row: DbRow, port_addresses: Addresses, groups: list[str], arrived: boo
 
 
 def _groups(connection: Connection, local_groups: set[str]) -> Body:
-    """Return group -> rules and member addresses.
+    """Return security group -> rules and member addresses.
 
-    The groups are ``local_groups``, of ports on the host, and the groups in their rules. A group
-    that only rules refer to has members and no rules. Groups that no rule refers to have no
-    members.
+    The groups are ``local_groups``, of ports on the host, and the remote groups in their rules.
+    Only local groups get their rules, and only remote groups get their members.
     """
     rules: dict[str, list[Body]] = defaultdict(list)
     remote_groups: set[str] = set()
@@ -272,5 +273,5 @@ def _with_prefix(row: DbRow, subnets: dict[str, DbRow]) -> str:
 
 
 def _strip_prefix_length(cidr: str) -> str:
-    """Return the address of a prefix with a single address, or the prefix."""
+    """Return a /32 or /128 prefix without the length, and any other prefix unchanged."""
     return cidr.removesuffix("/32") if "." in cidr else cidr.removesuffix("/128")

@@ -192,7 +192,7 @@ def _choose_address(change: Change, network: str, body: Body) -> Body:
 
 
 def _disassociate(change: Change, row: DbRow) -> None:
-    """Remove a floating IP from its port, and add an event for the port's server.
+    """Remove a floating IP from its port, and notify the router's host and the port's server.
 
     Without a port do nothing.
     """
@@ -211,7 +211,7 @@ def _find_fixed_address(change: Change, port_id: str, requested: str | None) -> 
     Args:
         change: The transaction.
         port_id: The port.
-        requested: The requested address, or None if the port has only one IPv4 address.
+        requested: The requested address, or None for the only IPv4 address of the port.
 
     Raises:
         Fault: 400, the port has no such address, or has several and none is requested.

@@ -124,7 +124,7 @@ def _host(name: str) -> DbSelect:
 
 
 def _store_report(change: Change, host: DbRow, report: Body) -> None:
-    """Store the tunnel address, the gateway flag and the applied revision of a host's report.
+    """Store the applied revision of a host's report, and any tunnel address and gateway flag.
 
     If the tunnel address or the gateway flag changed, this host and all hosts of its networks get a
     new revision. If the host is or was a gateway, so do the hosts of all external networks.
@@ -148,7 +148,10 @@ def _store_report(change: Change, host: DbRow, report: Body) -> None:
 
 
 def _bind_late(change: Change, name: str) -> None:
-    """Bind the ports on the host whose binding failed because the host was silent."""
+    """Bind the host's ports whose binding failed because the host was silent.
+
+    The ports stay DOWN. The hosts of their networks get a new revision.
+    """
     failed_networks = select(PORTS.c.network_id).filter_by(host=name, vif_type="binding_failed")
     if networks := change.scalars(failed_networks):
         statement = update(PORTS).filter_by(host=name, vif_type="binding_failed")
@@ -157,10 +160,11 @@ def _bind_late(change: Change, name: str) -> None:
 
 
 def _update_ports(change: Change, name: str, revision: int, failed: dict[str, str]) -> None:
-    """Set wired ports to ACTIVE and failed ports to DOWN, and add events for their servers.
+    """Set wired ports to ACTIVE and failed ports to DOWN.
 
-    Ports that were bound after `revision`, or whose admin_state_up is False, stay DOWN. For an
-    inactive binding, store whether it is wired.
+    Ports that were bound after `revision`, or whose admin_state_up is False, stay DOWN. For each
+    server's port whose status changes, add an event network-vif-plugged, completed or failed. For
+    an inactive binding that is not newer than `revision`, store whether the host has wired it.
 
     Args:
         change: The transaction.

@@ -9,7 +9,7 @@ DOMAIN = "openstacklocal"
 
 
 def host_name(dns_name: str, address: object) -> str:
-    """Return the name of an address: ``dns_name``, or for example host-10-0-0-5."""
+    """Return ``dns_name``, or if empty a name of the address, such as host-10-0-0-5."""
     return dns_name or f"host-{str(address).replace('.', '-').replace(':', '-').strip('-')}"
 
 

@@ -35,7 +35,7 @@ class HostRegistry:
         self._ending = False
 
     def note_contact(self, name: str) -> None:
-        """Record a request of this host."""
+        """Record that the host is in contact now."""
         self._contacts[name] = self._monotonic()
 
     def silence(self, name: str) -> float | None:
@@ -56,7 +56,7 @@ class HostRegistry:
         return sorted(name for name in list(self._contacts) if self.is_alive(name))
 
     def acknowledge(self, name: str, revision: int) -> None:
-        """Record that the host has applied this revision, and end the waits for it.
+        """Record that the host has applied this revision, and wake `await_acknowledged`.
 
         The caller has already stored the revision in the database.
         """
@@ -65,7 +65,7 @@ class HostRegistry:
             self._changed.notify_all()
 
     def set_revisions(self, revisions: Mapping[str, int]) -> None:
-        """Record the new revisions of hosts, and end the waits of these hosts.
+        """Record the new revisions of hosts, and wake their calls of `await_other_revision`.
 
         The caller has already committed the revisions to the database.
         """
@@ -89,7 +89,7 @@ class HostRegistry:
         self._ending = True
 
     def await_acknowledged(self, revisions: Mapping[str, int], seconds: float) -> bool:
-        """Wait until these hosts have applied these revisions.
+        """Wait until each host has applied the given revision or a higher revision.
 
         Returns:
             False if the time is up first, or the service ends.

@@ -141,7 +141,7 @@ def visible_network(change: Change, caller: NetworkCaller, key: str) -> DbRow:
 
 
 def gateway_hosts(change: Change) -> list[str]:
-    """Return the hosts that are gateways of external networks.
+    """Return the names of the hosts that are gateways of external networks.
 
     Their descriptions contain all external networks.
     """

@@ -55,7 +55,7 @@ class PortBindings(Handler[Fabric]):
     """GET and POST .../bindings, DELETE .../bindings/{host}, PUT .../bindings/{host}/activate."""
 
     def on_get(self, req: falcon.Request, resp: falcon.Response, key: str) -> None:
-        """Answer with all bindings, the active one first."""
+        """Answer with the bindings that match the query's filters, the active binding first."""
         if unknown := sorted(req.params.keys() - {*FILTERS, *NOT_FILTERS}):
             raise unknown_filter(unknown[0])
         with self._service.database.read() as connection:
@@ -67,7 +67,11 @@ class PortBindings(Handler[Fabric]):
         answer(resp, {"bindings": [select_fields(req, binding) for binding in bindings]})
 
     def on_post(self, req: falcon.Request, resp: falcon.Response, key: str) -> None:
-        """Create an inactive binding, and wait up to `wait_seconds` until the port is wired."""
+        """Create an inactive binding, and wait up to `wait_seconds` until the port is wired.
+
+        The answer is 201 also after a timeout, 409 if the port has a binding to the host, and 500
+        if the host has no living network agent.
+        """
         body = BINDING.validate(
             read_object(req, "binding"), "binding", req.context.caller, new=True
         )
@@ -92,7 +96,10 @@ class PortBindings(Handler[Fabric]):
     def on_put_activate(
         self, req: falcon.Request, resp: falcon.Response, key: str, host: str
     ) -> None:
-        """Make the binding active. The former active binding becomes inactive."""
+        """Make an inactive binding active, and the active binding inactive.
+
+        The answer is 409 if the binding is active already.
+        """
 
         def check_and_activate(change: Change, port: DbRow, binding: Body) -> None:
             if binding["status"] == "ACTIVE":
@@ -105,7 +112,7 @@ class PortBindings(Handler[Fabric]):
     def on_delete_one(
         self, req: falcon.Request, resp: falcon.Response, key: str, host: str
     ) -> None:
-        """Delete an inactive binding."""
+        """Delete an inactive binding. Refuse to delete the active binding (409)."""
 
         def check_and_delete(change: Change, port: DbRow, binding: Body) -> None:
             if binding["status"] == "ACTIVE":
@@ -168,10 +175,10 @@ def _view(row: DbValues, network_id: str, status: str) -> Body:
 
 
 def _activate(change: Change, port: DbRow, host: str) -> None:
-    """Make the port's inactive binding to `host` active, and its active binding inactive.
+    """Make the port's inactive binding to `host` active, and any active binding inactive.
 
     Hosts need no new revision, because the descriptions of both hosts contain the port. The port is
-    DOWN if `host` has not wired it yet.
+    ACTIVE if `host` has wired it and admin_state_up is True, otherwise DOWN.
     """
     row = change.execute(delete(INACTIVE).where(*_conditions(port, host)).returning(INACTIVE)).one()
     if port.host:

@@ -215,6 +215,9 @@ class PortsApi(NetworkResource):
 def add(change: Change, network: DbRow, body: Body, caller: NetworkCaller | None = None) -> str:
     """Create a port with its addresses, groups and binding, and return the id.
 
+    Without `security_groups`, a port with port security gets the default group of the project,
+    unless the device_owner begins with "network:". The quota is not checked here.
+
     Args:
         change: The transaction.
         network: The row of the port's network.
@@ -254,7 +257,10 @@ def add(change: Change, network: DbRow, body: Body, caller: NetworkCaller | None
 
 
 def remove(change: Change, row: DbRow) -> None:
-    """Remove a port with its addresses and bindings, and disassociate its floating IPs."""
+    """Remove a port with its addresses and bindings, and disassociate its floating IPs.
+
+    The hosts concerned get a new revision. The caller adds any event.
+    """
     groups = change.scalars(select(GROUPS.c.group_id).where(GROUPS.c.port_id == row.id))
     change.touch(networks=[row.network_id] if row.host else (), groups=groups, hosts=[row.host])
     remove_inactive_bindings(change, row.id)
@@ -282,9 +288,11 @@ def disassociate(change: Change, port_id: str, address: str | None = None) -> No
 
 
 def _check_policy(caller: NetworkCaller, network: DbRow, body: Body, rule: str) -> None:
-    """Refuse attributes that only the owner of the network, or an admin, may set.
+    """Refuse attributes that the caller may not set.
 
-    Only an admin may set a device_owner that begins with "network:".
+    Only the project of the network, an admin or a service may set mac_address and
+    port_security_enabled. Only an admin or a service may set a device_owner that begins with
+    "network:".
 
     Args:
         caller: The caller.
@@ -342,10 +350,11 @@ def _add_to_groups(change: Change, key: str, groups: list[str]) -> None:
 
 
 def _rebind(change: Change, row: DbRow, host: str, columns: Body) -> Body:
-    """Return the columns of a port that moves to `host`, and remove its inactive bindings.
+    """Return the columns to store for a port that moves to `host`, and remove inactive bindings.
 
     The result is empty, and the bindings stay, if the port is already bound to `host`, or unbound
-    and to be unbound.
+    and to be unbound. A failed binding is repeated. If an ACTIVE port of a server is unbound, add
+    the event network-vif-unplugged.
 
     Args:
         change: The transaction.

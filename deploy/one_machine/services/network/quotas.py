@@ -33,7 +33,8 @@ QUOTAS = schema.quotas
 def spend(change: Change, project_id: str, resource: str, count: int = 1) -> None:
     """Check that the project may have `count` more objects. The caller then inserts the objects.
 
-    This stores nothing, because the usage is the number of rows.
+    This stores nothing, because the usage is the number of rows. A negative limit permits any
+    number.
 
     Raises:
         Fault: 409 OverQuota, the limit would be exceeded.

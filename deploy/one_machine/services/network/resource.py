@@ -80,7 +80,7 @@ class NetworkResource(Resource):
         return select_fields(req, self.view(row, req.context.caller))
 
     def view(self, row: DbValues, caller: NetworkCaller) -> Body:
-        """Return the object in a response to this caller. Only admins see hidden attributes."""
+        """Return the object as this caller may see it. Only admins and services see all fields."""
         fields = {
             name: row[attribute.column or name]
             for name, attribute in self.attributes.items()
@@ -184,7 +184,7 @@ def standard(row: DbValues) -> Body:
 
 
 def select_fields(req: falcon.Request, body: Body) -> Body:
-    """Return the fields of `body` that the query requests, or all without a request."""
+    """Return the fields of `body` that the query parameter `fields` names, or all without it."""
     names = {name for value in values_of(req.params, "fields") for name in value.split(",")} - {""}
     return {name: value for name, value in body.items() if name in names} if names else body
 

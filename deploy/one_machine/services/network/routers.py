@@ -126,8 +126,9 @@ class RoutersApi(NetworkResource):
 
         Raises:
             Fault: 400, the network is not external. 403, only an admin may choose addresses or
-                change enable_snat. 404, the network is unknown. 409, floating IPs use the present
-                gateway. The errors of `ports.add`.
+                change enable_snat. 404, the network is unknown, or neither external nor the
+                caller's. 409, floating IPs use the present gateway, and the network would change.
+                The errors of `ports.add`.
         """
         router = change.get_existing(ROUTERS, key)
         port = change.first(_ports_of(key, GATEWAY))
@@ -196,7 +197,7 @@ def _read_interface(req: falcon.Request) -> Body:
 
 
 def _port(network: str, router: DbRow, owner: str) -> Body:
-    """Return the attributes of a port of the router.
+    """Return the attributes for a new port of the router. `owner` is the device_owner.
 
     A gateway belongs to no project, so that tenants do not find it among their ports.
     """
@@ -215,7 +216,7 @@ def _ports_of(router: str, *owners: str) -> DbSelect:
 
 
 def _find_joined_subnets(change: Change, router: str, *owners: str) -> Sequence[DbRow]:
-    """Return the subnets in which the router has ports with these owners."""
+    """Return the subnets in which the router has ports with one of these device_owners."""
     is_router_port = (PORTS.c.device_id == router) & PORTS.c.device_owner.in_(owners)
     joined_tables = PORTS.join(ADDRESSES).join(
         schema.subnets, schema.subnets.c.id == ADDRESSES.c.subnet_id
@@ -271,7 +272,7 @@ def _join_port(change: Change, caller: NetworkCaller, router: DbRow, port_id: st
 
 
 def _find_interface(change: Change, router: DbRow, request: Body) -> DbRow:
-    """Return the router's interface with the requested port or subnet.
+    """Return the port of the router's interface with the requested port_id, or else subnet_id.
 
     Raises:
         Fault: 404, the router has no such interface.
@@ -347,6 +348,8 @@ def choose_carrier(change: Change) -> str:
 def place_router(change: Change, router_id: str, before: str, host: str) -> None:
     """Store `host` as the host of the router, and bind the router's ports to it.
 
+    Both hosts, and the hosts of the router's networks, get a new revision.
+
     Args:
         change: The transaction.
         router_id: The router.
@@ -363,7 +366,7 @@ def place_router(change: Change, router_id: str, before: str, host: str) -> None
 def place_routers(fabric: Fabric) -> None:
     """Move every router without a living host to the host of `choose_carrier`.
 
-    If no host is alive, the routers stay.
+    If no host is alive, or in a cloud without hosts, the routers stay.
     """
     alive = fabric.hosts.alive()
     if not fabric.settings.has_hosts or not alive:

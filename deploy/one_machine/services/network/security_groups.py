@@ -147,7 +147,9 @@ def _require_stateful(body: Body) -> None:
 
 
 def normalize_protocol(value: str | int | None) -> str | None:
-    """Return the name or number of a protocol to store, or None for None, "any" and 0.
+    """Return the text to store for a protocol: a name in lower case, or a number.
+
+    The result is None for None, "any" and 0, which mean any protocol.
 
     Raises:
         Fault: 400, the protocol is unknown.

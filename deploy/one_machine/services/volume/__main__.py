@@ -28,7 +28,7 @@ TIMEOUT_SECONDS = 30
 
 
 def main() -> None:
-    """Parse the command line and run the command."""
+    """Parse the command line, then serve until SIGTERM or end the exports."""
     parser = argparse.ArgumentParser(
         prog="python -m deploy.one_machine.services.volume", description=__doc__
     )

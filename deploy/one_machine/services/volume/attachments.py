@@ -171,7 +171,12 @@ def check_deletable(service: VolumeService, caller: VolumeCaller, row: DbRow) ->
     """Refuse a user's request to delete an attachment through which a server uses the volume.
 
     Services may delete it. Why: the server's device would stay, and might belong to another volume
-    later (CVE-2023-2088).
+    later (CVE-2023-2088). Without a compute service every attachment may be deleted.
+
+    Args:
+        service: The service.
+        caller: The caller.
+        row: The attachment's row.
 
     Raises:
         Fault: 409, the server uses the volume. 503, the compute service does not answer.
@@ -215,7 +220,8 @@ def _reserve(change: VolumeChange, volume: DbRow, instance: str | None, mode: st
         change: The transaction.
         volume: The volume's row.
         instance: The id of the server, or None.
-        mode: "rw", "ro", or "null" or None for the connector's mode.
+        mode: "rw", "ro", or "null" or None for the connector's mode. Ignored for a read-only
+            volume, whose attachments are "ro".
 
     Raises:
         Fault: 400, the volume's status or another attachment does not allow this.
@@ -266,6 +272,8 @@ def _connect(
     change: VolumeChange, service: VolumeService, volume: DbRow, row: DbRow, connector: Body
 ) -> None:
     """Store the connection of an attachment. The caller then opens the export.
+
+    The attachment becomes attaching. So does a volume that is available, reserved or in-use.
 
     Args:
         change: The transaction.

@@ -22,7 +22,7 @@ class VolumeCaller(Caller):
     """A caller of the volume service."""
 
     def sees(self, table: Table) -> ColumnElement[bool]:
-        """Return the condition for the rows that this caller may see, in a table with owners."""
+        """Return the condition for the rows of a table with project_id that this caller may see."""
         return true() if self.is_admin else table.c.project_id == self.project_id
 
     def require_member(self, action: str) -> None:

@@ -91,8 +91,8 @@ class Exports:
     def end(self, key: str) -> None:
         """End the process of an attachment, which closes all connections to it.
 
-        A process that runs ``END_SECONDS`` after SIGTERM is killed. Without a process only the pid
-        file is removed.
+        A process that still runs ``END_SECONDS`` after SIGTERM is killed. Without a process only
+        the pid file is removed.
         """
         with self.lock:
             for number in (signal.SIGTERM, signal.SIGKILL):
@@ -106,7 +106,9 @@ class Exports:
             self._file(key).unlink(missing_ok=True)
 
     def settle(self, expected: Mapping[str, Export]) -> None:
-        """End the processes of other attachments, and start the missing processes.
+        """Run exactly the processes of ``expected``: end others, and start missing processes.
+
+        A failed start is logged.
 
         Args:
             expected: Id of the attachment -> the export.
@@ -128,7 +130,7 @@ class Exports:
         return self.folder / f"{key}.pid"
 
     def _pid(self, key: str) -> int | None:
-        """Return the id of the attachment's process, or None.
+        """Return the id of the attachment's running process, or None.
 
         The process's command line contains the path of its pid file, so recycled ids do not match.
         """

@@ -36,7 +36,7 @@ class VolumeFiles:
         self.shares_blocks = self._shares_blocks()
 
     def path(self, kind: str, key: str) -> Path:
-        """Return the path of the finished file of a "volume" or "snapshot"."""
+        """Return the path of the finished file of the "volume" or "snapshot" with this id."""
         return self.folder / f"{kind}-{key}"
 
     def part(self, path: Path) -> Path:
@@ -50,19 +50,25 @@ class VolumeFiles:
         return part
 
     def make_blank(self, path: Path, gigabytes: int) -> None:
-        """Create a sparse file of zeros, which takes no space on the disk."""
+        """Create or replace a sparse file of zeros, which takes no space on the disk."""
         part = self.part(path)
         part.touch(0o600, exist_ok=False)
         self.finish(part, path, gigabytes * GIGABYTE)
 
     def copy(self, source: Path, path: Path, gigabytes: int, check: Check) -> None:
-        """Create a file with the content of `source`.
+        """Create or replace a file with the content of `source`.
+
+        After an exception, the unfinished file may stay.
 
         Args:
             source: The file to copy.
             path: The path of the new file.
-            gigabytes: The size of the new file in GiB.
+            gigabytes: The size of the new file in GiB. The content is cut, or filled up with zeros.
             check: Raises when the copy should stop.
+
+        Raises:
+            OSError: The copy fails.
+            Exception: The exception of `check`.
         """
         part = self.part(path)
         with source.open("rb") as old, os.fdopen(_new(part), "wb") as new:
@@ -86,7 +92,7 @@ class VolumeFiles:
         self._sync()
 
     def grow(self, path: Path, gigabytes: int) -> None:
-        """Enlarge a file, also while it is in use. A larger file stays as it is."""
+        """Enlarge a file to this size in GiB, also while in use. A larger file stays as it is."""
         with path.open("r+b") as file:
             if os.fstat(file.fileno()).st_size < gigabytes * GIGABYTE:
                 os.ftruncate(file.fileno(), gigabytes * GIGABYTE)

@@ -27,8 +27,9 @@ def find_image(service: VolumeService, caller: VolumeCaller, reference: str) -> 
     """Return the image that a user refers to by id or URL.
 
     Raises:
-        Fault: 400, the image does not exist for the user, is not active, or has a format from which
-            no volume can be created. 503, the image service does not answer.
+        Fault: 400, the reference has no id, or the image does not exist for the user, is not
+            active, or has a format from which no volume can be created. 503, the image service
+            cannot answer now.
     """
     key = reference.rstrip("/").rsplit("/", 1)[-1]
     if not re.fullmatch(r"[0-9a-fA-F-]{36}", key):
@@ -51,8 +52,8 @@ def find_image(service: VolumeService, caller: VolumeCaller, reference: str) -> 
 def root_snapshot(image: Body) -> str | None:
     """Return the id of the volume snapshot that contains an image's root disk, or None.
 
-    Images of servers that boot from a volume have such a snapshot. Other images have data of their
-    own.
+    Images of servers that boot from a volume name such a snapshot in their property
+    block_device_mapping. Other images have data of their own.
     """
     mapping = image.get("block_device_mapping") or "[]"
     try:
@@ -70,7 +71,7 @@ def check_size(image: Body, gigabytes: int) -> None:
     """Check that a volume of this size in GiB is large enough for the image.
 
     Raises:
-        Fault: 400, the volume is too small.
+        Fault: 400, the volume is smaller than the image's data or ``min_disk``.
     """
     size = max(image.get("size") or 0, image.get("virtual_size") or 0)
     if size > gigabytes * GIGABYTE:
@@ -85,7 +86,8 @@ def check_size(image: Body, gigabytes: int) -> None:
 def metadata(image: Body) -> Body:
     """Return the image's metadata that a volume keeps, with all values as strings.
 
-    Attributes without a value are left out.
+    These are id and name (as image_id and image_name), the attributes ``KEPT``, and the owner's
+    properties. Attributes without a value are left out.
     """
     values: Body = {"image_id": image["id"], "image_name": image.get("name")}
     values |= {name: image.get(name) for name in KEPT}

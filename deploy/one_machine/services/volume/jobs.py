@@ -148,8 +148,8 @@ def _set(
 ) -> Callable[[VolumeChange, VolumeJob], None]:
     """Return a function for ``JobKind.done`` or ``failed`` that sets columns of the target.
 
-    The function does nothing if the target's status is not in ``before``, because an admin has
-    reset the status in the meantime.
+    The function does nothing if the target's status is not in ``before``, for example because an
+    admin has reset the status.
     """
 
     def change_row(change: VolumeChange, job: VolumeJob) -> None:
@@ -162,8 +162,8 @@ def _restore_status(before: str) -> Callable[[VolumeChange, VolumeJob], None]:
     """Return a function for ``JobKind.done`` or ``failed`` that updates the status of the volume.
 
     The status follows from the volume's attachments, some of which may have ended since the job was
-    created. The function does nothing if the status is not ``before``, because an admin has reset
-    the status in the meantime.
+    created. The function does nothing if the status is not ``before``, for example because an admin
+    has reset the status.
     """
 
     def restore(change: VolumeChange, job: VolumeJob) -> None:
@@ -194,9 +194,14 @@ def _record_failed_extension(change: VolumeChange, job: VolumeJob) -> None:
 
 
 def _order_events(change: VolumeChange, name: str, job: VolumeJob) -> None:
-    """Add a job that sends the compute service an event for each server with an attachment.
+    """Add a job that sends the compute service an event for each attachment of a server.
 
-    Without such a server do nothing.
+    If the volume has no such attachment, add no job.
+
+    Args:
+        change: The transaction.
+        name: The name of the events, for example "volume-extended".
+        job: The completed job of the volume.
     """
     rows = change.connection.execute(
         attachments.select().where(

@@ -47,7 +47,10 @@ Filter = Callable[[str], ColumnElement[bool]]
 
 
 def all_projects(req: falcon.Request) -> bool:
-    """Return True if the caller is an admin and the query requests the objects of all projects."""
+    """Return True if an admin requests the objects of all projects.
+
+    The query then has all_tenants with another value than "0" or "false".
+    """
     word = value_of(req.params, "all_tenants", "0").lower()
     return bool(req.context.caller.is_admin and TRUTHS.get(word, True))
 
@@ -61,17 +64,20 @@ def list_rows(
 ) -> tuple[list[DbRow], Body]:
     """Return the rows of a page of objects that belong to projects, and more fields of the body.
 
-    The rows are of the caller's project. An admin may request the rows of all projects.
+    The rows are of the caller's project. An admin may request the rows of all projects, or of
+    another project. The further fields are a link to the next page if this page is full, and the
+    total ``count`` if the query requests the count (from 3.45 on).
 
     Args:
         service: The service.
         req: The request.
         table: The table of the objects.
-        filters: Name -> condition for a value. None compares the column of this name.
-        plural: The name of the list in the body.
+        filters: Name of a filter -> function that returns the condition for a value. None means
+            that the column of this name is compared with the value.
+        plural: The name of the list in the body, for the name of the field with the link.
 
     Raises:
-        Fault: 400, a parameter of the query is invalid.
+        HTTPError: 400, a parameter of the query is invalid.
     """
     return list_matching(
         service, req, table, filters, plural, _owner(req, table, req.context.caller)
@@ -86,7 +92,11 @@ def list_matching(
     plural: str,
     rules: Sequence[ColumnElement[bool]],
 ) -> tuple[list[DbRow], Body]:
-    """Return the same as `list_rows`, but for the rows of all projects that meet `rules`."""
+    """Return the same as `list_rows`, but for the rows of all projects that meet `rules`.
+
+    Raises:
+        HTTPError: 400, a parameter of the query is invalid.
+    """
     query = req.params
     limit = min(number_of("limit", value_of(query, "limit", str(MAX_LIMIT))), MAX_LIMIT)
     offset = number_of("offset", value_of(query, "offset", "0"), 2**31)
@@ -175,7 +185,7 @@ def of_pairs(column: ColumnElement[Any]) -> Filter:
     """Return a filter for a column with a JSON object, by pairs that the object must contain.
 
     The value of the filter is JSON or a Python literal, for example `{'a': 'b'}`, because clients
-    send both.
+    send both. The filter raises a Fault (400) if the value is not an object.
     """
 
     def rule(value: str) -> ColumnElement[bool]:

@@ -39,7 +39,8 @@ def inspect(path: Path, disk_format: str, limit: int) -> None:
         limit: The largest permitted size of the unpacked image in bytes.
 
     Raises:
-        ImageRefused: The image has another format, refers to other files, or is too large.
+        ImageRefused: The image has another format, is damaged, refers to other files or is unsafe
+            otherwise, or is larger than ``limit``.
     """
     allowed, _ = READABLE.get(disk_format, ((), ""))
     try:

@@ -34,16 +34,20 @@ LIMIT = integer(-1, 2**31 - 1, format="integer")
 
 
 def limits(connection: Connection, project_id: str) -> dict[str, int]:
-    """Return name -> limit of a project, also for each volume type. -1 means unlimited."""
+    """Return name -> limit of a project: the project's own limit, or else the default.
+
+    The names include those of each volume type, for example ``volumes_NAME``. -1 means unlimited.
+    """
     names = connection.execute(select(schema.types.c.name).order_by(schema.types.c.name)).scalars()
     defaults = DEFAULTS | {f"{kind}_{name}": -1 for name in names for kind in OF_TYPES}
     return schema.quotas.of(connection, project_id, defaults)
 
 
 def usage(connection: Connection, project_id: str) -> dict[str, int]:
-    """Return name -> usage of a project, for all names of `limits`. Gigabytes are GiB.
+    """Return name -> usage of a project, for all names of `limits`.
 
-    The usage of unsupported objects, for example backups, is 0.
+    Gigabytes are the GiB of volumes and snapshots together. The usage of all other names, for
+    example backups, is 0.
     """
     used = dict.fromkeys(limits(connection, project_id), 0)
     for table, kind in ((schema.volumes, "volumes"), (schema.snapshots, "snapshots")):

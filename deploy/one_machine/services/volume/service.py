@@ -58,7 +58,7 @@ class ImageSource(Protocol):
             token: The user's token.
 
         Raises:
-            Fault: 503, the image service does not answer.
+            Fault: 503, the image service cannot answer now.
         """
 
     def create(self, body: DbValues, token: str) -> Body:
@@ -69,7 +69,7 @@ class ImageSource(Protocol):
             token: The user's token.
 
         Raises:
-            Fault: 400 or 403, the image service refuses. 503, it does not answer.
+            Fault: 400 or 403, the image service refuses. 503, the image service cannot answer now.
         """
 
     def download(self, key: str, path: Path, limit: int, check: Callable[[], None]) -> None:
@@ -83,7 +83,7 @@ class ImageSource(Protocol):
 
         Raises:
             ImageRefused: The image cannot be read, or is larger than the limit.
-            Later: The image service does not answer, or the download broke off.
+            Later: The image service cannot answer now, or the download broke off.
         """
 
     def upload(self, key: str, path: Path, check: Callable[[], None]) -> bool:
@@ -99,7 +99,7 @@ class ImageSource(Protocol):
             service refuses the data for good, for example because the image was deleted.
 
         Raises:
-            Later: The image service does not answer, or an earlier upload has not ended.
+            Later: The image service cannot answer now, or an earlier upload has not ended.
         """
 
 
@@ -117,11 +117,11 @@ class ComputeSource(Protocol):
             volume: The id of the volume.
 
         Raises:
-            Fault: 503, the compute service or the identity service does not answer.
+            Fault: 503, the compute service or the identity service cannot answer now.
         """
 
     def notify(self, events: Collection[Mapping[str, str]]) -> bool:
-        """Send events.
+        """Send events to the compute service.
 
         Args:
             events: The events, as in Nova's API os-server-external-events.
@@ -162,12 +162,12 @@ class VolumeService:
 
     @property
     def backend(self) -> str:
-        """The host, backend and pool, in Cinder's notation."""
+        """The host, backend and pool in Cinder's notation, ``HOST@files#files``."""
         return f"{self.settings.host}@files#files"
 
     @contextmanager
     def change(self) -> Iterator["VolumeChange"]:
-        """Yield a writing transaction, and wake the worker after the commit."""
+        """Yield a writing transaction. If it added jobs, wake the worker after the commit."""
         with self.database.write() as connection:
             change = VolumeChange(connection)
             yield change
@@ -182,7 +182,9 @@ class VolumeService:
     ) -> Body:
         """Return the connection of a host to a volume, in the format of os-brick's connectors.
 
-        For another host the connection names a port. ``open_export`` starts the export there.
+        For this service's own host the connection has the path of the volume's file. For another
+        host the connection has an address and a port, and the caller then starts the export there
+        with ``open_export``. This function changes no rows.
 
         Args:
             change: The transaction.
@@ -192,8 +194,8 @@ class VolumeService:
             mode: "rw" or "ro".
 
         Raises:
-            Fault: 400, the volume is not exported to this host. 409, the volume has no file. 503,
-                no port is free.
+            Fault: 400, the service exports no volumes to other hosts. 409, the volume has no file.
+                503, no port is free.
         """
         path = self.files.path("volume", volume.id)
         if not path.exists():
@@ -259,7 +261,7 @@ class VolumeService:
         raise fault("Unavailable", why=why)
 
     def settle_exports(self) -> None:
-        """Start and end exports according to the attachments."""
+        """Start the missing exports of attachments with an NBD connection, and end all others."""
         with self.exports.lock:
             with self.database.read() as connection:
                 exports = self._expected_exports(connection)
@@ -290,7 +292,10 @@ class VolumeChange(Transaction):
     has_jobs: bool = False
 
     def add(self, table: Table, values: DbValues) -> str:
-        """Insert a row and return its id, which is a random UUID by default."""
+        """Insert a row with the present time as created_at, and return its id.
+
+        The id is that in ``values``, or else a random UUID.
+        """
         key = str(values.get("id") or uuid.uuid4())
         self.connection.execute(
             insert(table).values({"created_at": moment()} | dict(values) | {"id": key})
@@ -317,7 +322,8 @@ class VolumeChange(Transaction):
 
         Args:
             kind: A key of ``jobs.KINDS``.
-            target: The id of the volume or snapshot that the job changes.
+            target: The id of the volume or snapshot that the job changes, or another text for a
+                kind without a table. Jobs with the same target run one after another.
             source: The id of the volume or snapshot that the job reads, or None.
             arguments: More arguments of the kind.
         """

@@ -29,6 +29,8 @@ def derive_status(change: VolumeChange, volume_id: str) -> str:
 def update_status(change: VolumeChange, volume_id: str, *rules: ColumnElement[bool]) -> None:
     """Set the volume's status that follows from its attachments, if the volume meets the rules.
 
+    Otherwise change nothing.
+
     Args:
         change: The transaction.
         volume_id: The volume.

@@ -158,7 +158,11 @@ class TypeItem(Item):
         resp.status = falcon.HTTP_202
 
     def on_get_encryption(self, req: falcon.Request, resp: falcon.Response, key: str) -> None:
-        """Answer that the type has no encryption."""
+        """Answer {}, because no type has encryption.
+
+        Raises:
+            Fault: 404, the type is unknown.
+        """
         with self._types.database.read() as connection:
             self._api.find(connection, req.context.caller, key)
         answer(resp, {})
@@ -180,7 +184,7 @@ class TypeItem(Item):
 def read_is_public(req: falcon.Request) -> bool | None:
     """Return the query parameter is_public: True (the default), False, or None for "none".
 
-    None requests both public types and others.
+    None requests both public types and others. Any other word counts as True.
     """
     word = value_of(req.params, "is_public", "true").lower()
     return None if word == "none" else TRUTHS.get(word, True)

@@ -43,7 +43,11 @@ class Microversions:
     def process_resource(
         self, req: falcon.Request, resp: falcon.Response, resource: object, params: object
     ) -> None:
-        """Refuse a request with a version below the `minor` of the resource."""
+        """Refuse a request with a version below the `minor` of the resource.
+
+        Raises:
+            Fault: 404, the version is too old.
+        """
         require(req, getattr(resource, "minor", 0))
 
 
@@ -74,7 +78,7 @@ def require(req: falcon.Request, minor: int) -> None:
     """Refuse a request with a version that is too old for the operation.
 
     Raises:
-        Fault: 404, with the version in the message.
+        Fault: 404, the request's version is older than 3.`minor`.
     """
     if not since(req, minor):
         raise fault("VersionNotFound", version=f"3.{req.context.minor}")

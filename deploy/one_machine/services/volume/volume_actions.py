@@ -65,7 +65,7 @@ class ActionRequest:
     image: Body | None = None
 
     def move(self, before: tuple[str, ...], status: str, **more: JsonValue) -> None:
-        """Set the status of the volume.
+        """Set the status of the volume, and ``more`` columns.
 
         Args:
             before: The permitted present statuses.
@@ -324,7 +324,7 @@ class VolumeActions:
 
         Raises:
             Fault: 400, the image cannot be used, or the volume cannot be copied now. 400 or 403,
-                the image service refuses the new image. 503, the service does not answer.
+                the image service refuses the new image. 503, the image service cannot answer now.
         """
         if name == "os-reimage":
             return images.find_image(self._service, caller, arguments["image_id"])
@@ -359,12 +359,13 @@ class VolumeActions:
     def _end(
         self, req: falcon.Request, resp: falcon.Response, key: str, name: str, action_body: object
     ) -> None:
-        """Delete the attachments of a volume, or only the requested attachment.
+        """Delete the attachments of a volume, or only the requested attachment, and answer 202.
 
         Raises:
+            HTTPBadRequest: The body does not match the schema.
             Fault: 400, there is no such attachment, or the action is os-terminate_connection. 403,
                 the caller may not do this. 404, the volume is unknown. 409, a server uses the
-                volume. 503, the compute service does not answer.
+                volume. 503, the compute service cannot answer now.
         """
         attachment_id = DETACH.validate(action_body, name).get("attachment_id")
         caller: VolumeCaller = req.context.caller

@@ -243,7 +243,8 @@ def _make(
         image: The image from which the volume is filled, or None.
 
     Raises:
-        Fault: The request is invalid, refers to a missing object, or exceeds a limit.
+        Fault: 400, the request is invalid, or the source cannot be copied now. 404, an object of
+            the request is unknown. 413, a limit would be exceeded.
     """
     _check_new(service, body)
     sources = [name for name in ("snapshot_id", "source_volid") if body.get(name)]

@@ -32,13 +32,16 @@ class JobWorker:
         self._busy: set[str] = set()
 
     def start(self) -> None:
-        """Start the threads."""
+        """Start the threads that run jobs, and a thread that calls `settle_exports` repeatedly."""
         for number in range(THREADS):
             threading.Thread(target=self._run, name=f"jobs-{number}", daemon=True).start()
         threading.Thread(target=self._watch, name="exports", daemon=True).start()
 
     def end(self) -> None:
-        """Take no more jobs, and stop the running jobs soon. The next process repeats them."""
+        """Take no more jobs, and let running jobs stop at their next check.
+
+        This function does not wait for them. The next process repeats the stopped jobs.
+        """
         self._ending.set()
         self._service.has_jobs.set()
 
@@ -66,7 +69,7 @@ class JobWorker:
         """Make one attempt at the next job that can run.
 
         Returns:
-            False if no job can run now.
+            True after the attempt, also if it failed. False if no job can run now.
         """
         with self._lock:
             row = self._next()

@@ -34,9 +34,10 @@ REMEDIES: dict[str, Callable[[Connection, Finding], None]] = {**SERVERS, **COUNT
 
 
 def mend(tx: Connection, finding: Finding, look: Look) -> bool:
-    """Run the remedy of a finding and return True.
+    """Run the remedy of a finding, note the repair in the server's journal, and return True.
 
-    If the finding is gone, change nothing and return False.
+    There is no note if the finding has no server, if the server is deleted, or if the remedy is an
+    action. If the finding is gone, change nothing and return False.
 
     Args:
         tx: The transaction.
@@ -45,8 +46,8 @@ def mend(tx: Connection, finding: Finding, look: Look) -> bool:
 
     Raises:
         Conflict: Only an operator can repair the finding, another finding comes first, or the
-            needed place does not exist.
-        Busy: An action has the server.
+            remedy refuses, for example because an object does not exist any more.
+        Busy: An action has the server, and the kind of finding has ``is_free``.
     """
     kind = KINDS[finding.kind]
     if finding.kind not in REMEDIES:
@@ -80,7 +81,10 @@ def mend(tx: Connection, finding: Finding, look: Look) -> bool:
 
 
 def _lock_server(tx: Connection, finding: Finding) -> ServerRow | None:
-    """Lock the servers whose ids the finding has. Return that with the lowest id, or None."""
+    """Lock the servers that the finding names by id.
+
+    Return the server with the lowest id, or None if the finding has no id of a server.
+    """
     names = sorted({finding.subject, *finding.facts})
     ids = tx.scalars(sa.select(servers.c.id).where(servers.c.id.in_(names)).order_by(servers.c.id))
     return next(iter(actions.lock_servers(tx, list(ids)).values()), None)
@@ -95,8 +99,9 @@ def unknown_at(tx: Connection, finding: Finding) -> list[str]:
 def is_spare(tx: Connection, finding: Finding, look: Look) -> bool:
     """Return True if a guest without a record can be discarded.
 
-    That is so if the server was deleted, or if the server's host has a guest record and ``look``
-    has no finding that the guest there is missing. False if the server has no row.
+    That is so if the server was deleted, or if the server's host has the record of a running or
+    stopped guest and ``look`` has no finding that the guest there is missing. False if the server
+    has no row.
 
     Args:
         tx: The transaction.

@@ -45,16 +45,19 @@ def holds(tx: Connection, consumer: str, host: str) -> bool:
 
 
 def allocate(tx: Connection, row: ServerRow, host: str, holder: str | None = None) -> None:
-    """Allocate the amounts of the server's flavor and image on this host, even without room.
+    """Replace the allocation on this host by the amounts of flavor and image, even without room.
 
     During a move, these are the amounts of the old flavor on the source and of the new flavor on
-    the destination.
+    the destination. Otherwise they are those of the server's flavor.
 
     Args:
         tx: The transaction.
         row: The server.
         host: Name of the host.
         holder: Id of the migration that gets the allocation. None: the server.
+
+    Raises:
+        Conflict: The host has no provider.
     """
     move = migrations.open_of(tx, [row.id]).get(row.id)
     flavor = row.flavor
@@ -183,10 +186,10 @@ def _release_allocation(tx: Connection, finding: Finding) -> None:
 
 
 def _allocate_guest(tx: Connection, finding: Finding) -> None:
-    """Allocate a guest's amounts. The subject of the finding is the server or a migration.
+    """Correct the allocation of a guest. The subject of the finding is the server or a migration.
 
     Raises:
-        Conflict: The server does not exist any more.
+        Conflict: The server has no row any more, or the host has no provider.
     """
     [host] = finding.facts
     columns = guests_table.c

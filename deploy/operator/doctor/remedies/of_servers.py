@@ -55,14 +55,17 @@ def server(tx: Connection, server_id: str) -> ServerRow:
 
 
 def write(tx: Connection, server_id: str, **values: object) -> None:
-    """Update the row of a server. The caller has locked the server."""
+    """Set columns of the row of a server, and updated_at. The caller has locked the server."""
     tx.execute(
         sa.update(servers).where(servers.c.id == server_id).values(**values, updated_at=now())
     )
 
 
 def _fail(tx: Connection, server_id: str, message: str) -> None:
-    """Set the server to ERROR with this fault. The user can start the next action."""
+    """Set the server to ERROR with this message as its fault, and clear the task_state.
+
+    The user can then start the next action.
+    """
     fault = {"code": 500, "message": message, "details": "", "created": moment(tx)}
     write(tx, server_id, vm_state=states.ERROR, task_state=None, fault=fault)
 
@@ -207,7 +210,12 @@ def _remove_guest_of_gone(tx: Connection, finding: Finding) -> None:
 
 
 def _remove_files(tx: Connection, finding: Finding) -> None:
-    """Let the host remove the server's files, which no guest record explains."""
+    """Add a pending cleanup so that the host removes the server's files.
+
+    Raises:
+        Conflict: The server is not deleted, and has no host or has an action. Or the server has a
+            guest record other than that of a running or stopped guest on the server's host.
+    """
     [host] = finding.facts
     row = server(tx, finding.subject)
     guests.discard(tx, row.id, host, elsewhere=None if row.deleted else row.host)

@@ -42,7 +42,7 @@ STATE_HELP = "the state folder of this network agent"
 
 
 def main() -> None:
-    """Parse the command line and run the command."""
+    """Parse the command line and run the command serve, help or clean."""
     options = _parser().parse_args()
     os.umask(UMASK)
     if os.geteuid() != 0 and options.state is not None:

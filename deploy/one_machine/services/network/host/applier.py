@@ -96,7 +96,7 @@ class Applier:
             forwards: True if the host is a gateway and needs IP forwarding.
 
         Raises:
-            KernelError, OSError: A setting cannot be changed.
+            KernelError, OSError: A setting cannot be read or changed.
         """
         self._settings = (*BRIDGE_SYSCTLS, *([FORWARDING] if forwards else []))
         self._set_sysctls()
@@ -110,6 +110,8 @@ class Applier:
 
     def clean(self) -> list[str]:
         """Remove all objects of this agent from the kernel, also those of earlier runs.
+
+        The sysctls are restored too, unless another network agent of this namespace needs them.
 
         Returns:
             The failures as texts. Without failures the state folder is emptied too.
@@ -141,7 +143,7 @@ class Applier:
                 LOG.info("%s is 1 now, was %s", name, before)
 
     def _restore_sysctls(self) -> None:
-        """Restore the settings, unless another network agent of this namespace needs them."""
+        """Restore the sysctls, unless another network agent of this namespace needs them."""
         tables = [line.split()[2] for line in self.kernel.run("nft", "list", "tables").splitlines()]
         others = ", ".join({table for table in tables if table.startswith(TABLES)})
         for name, value in self._state.sysctls.items():

@@ -67,7 +67,9 @@ class HostApiClient:
         try:
             answer = session.request(method, f"{self._url}{path}", allow_redirects=False, **options)
         except (requests.RequestException, ValueError) as error:
-            raise OSError(f"{type(error).__name__}: {error}") from error
+            raise OSError(
+                f"the request to the network service failed: {type(error).__name__}: {error}"
+            ) from error
         if answer.status_code not in (200, 204, 304):
             raise OSError(
                 f"the network service answered with status {answer.status_code}: {answer.text[:300]}"

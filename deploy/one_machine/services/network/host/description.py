@@ -201,10 +201,12 @@ class Description:
 
 
 def parse(tree: JsonValue) -> Description:
-    """Parse a description from the network service.
+    """Parse a description from the network service, and return the valid objects.
 
-    An invalid object in a part is left out. A port is then in ``failed``, and other objects are in
-    ``warnings``. A port with ``up`` False is left out without a report.
+    An invalid object is left out. So is an invalid entry of a group's rules or members, of a
+    router's floating IPs, or of the DNS servers, and a port or router without a valid network.
+    Ports that are left out are in ``failed``, and ``warnings`` has a text for each other object. A
+    port with ``up`` False is left out without a report.
 
     Raises:
         ValueError: The description is not an object, has no revision, or has a part of ``PARTS``
@@ -270,9 +272,9 @@ def _take_valid(
     problems: dict[str, str],
     name: str = "list",
 ) -> list[Item]:
-    """Return the valid items of a list, each as ``take`` returns it.
+    """Return the results of ``take`` for the valid items of a list.
 
-    The last invalid item is added to ``problems`` under ``name``.
+    Invalid items are left out, and ``problems[name]`` is set to the error of the last.
     """
     values = []
     for item in items:
@@ -290,7 +292,7 @@ def _word(shape: re.Pattern[str], value: JsonValue) -> str:
 
 
 def _optional_word(shape: re.Pattern[str], value: JsonValue) -> str:
-    """Return the word, or "" for a missing or invalid word."""
+    """Return the value if it is a text that matches ``shape``, otherwise ""."""
     return value if isinstance(value, str) and shape.fullmatch(value) else ""
 
 
@@ -303,7 +305,7 @@ def _require_plain(value: JsonValue) -> str:
         ValueError: The value is no text, or has a zone.
     """
     if not isinstance(value, str) or "%" in value:
-        raise ValueError(f"{str(value)[:80]!r} is no address")
+        raise ValueError(f"{str(value)[:80]!r} is no address, or has an IPv6 zone")
     return value
 
 
@@ -331,7 +333,7 @@ def _number(value: JsonValue, low: int, high: int) -> int:
 def _mac(value: JsonValue) -> str:
     mac = _word(MAC, str(value).lower())
     if int(mac[:2], 16) & 1:
-        raise ValueError(f"{mac} is a multicast address")
+        raise ValueError(f"the MAC address {mac} is a multicast address")
     return mac
 
 

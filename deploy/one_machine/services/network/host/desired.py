@@ -119,13 +119,14 @@ class HostPlace:
 # fmt: off
 def desire(place: HostPlace, description: Description, ports: Mapping[str, int],
            zones: Mapping[str, int]) -> DesiredState:
-    """Return the desired state for a description.
+    """Return the devices, namespaces and rules with which a host fulfils a description.
 
     Args:
         place: The facts of the host.
         description: The description.
-        ports: Port -> mark, from the state folder.
-        zones: Bridge -> conntrack zone, from the state folder.
+        ports: Port -> mark, for all ports of the description.
+        zones: Bridge -> conntrack zone, for all bridges that the rules must cover. Bridges that
+            are still to be removed are included.
     """
     names, networks = place.names, description.networks
     ports_by_network = {id_: [port for port in description.ports.values() if port.network == id_] for id_ in networks}

@@ -48,17 +48,17 @@ class DnsmasqConfig:
 
     @property
     def version(self) -> str:
-        """A hash of the part that needs a restart."""
+        """The hash of ``fixed``. If it changes, dnsmasq must be restarted."""
         return digest(self.fixed, 12)
 
 
 def configure(network: Network, ports: list[GuestPort], dns: tuple[Address, ...]) -> DnsmasqConfig:
-    """Return the files for a network.
+    """Return the texts of the files for the dnsmasq of a network.
 
     Args:
         network: The network.
         ports: The ports of the network on this host.
-        dns: The operator's DNS servers.
+        dns: The operator's DNS servers, for guests of subnets without own DNS servers.
     """
     tagged_subnets = [
         (f"s{digest(subnet.id, 8)}", subnet) for subnet in network.subnets if subnet.dhcp
@@ -115,10 +115,10 @@ def configure(network: Network, ports: list[GuestPort], dns: tuple[Address, ...]
 
 
 def _group_addresses(addresses: list[Address]) -> list[list[Address]]:
-    """Return the addresses for each line of the hosts file.
+    """Return a port's addresses, as one list for each line of the hosts file.
 
-    Each IPv4 address has a line. The IPv6 addresses are in the first one, because dnsmasq may use
-    any line with the MAC address.
+    Each IPv4 address has a line of its own. All IPv6 addresses are in the first line, because
+    dnsmasq may use any line with the MAC address.
     """
     ipv4, ipv6 = (
         [address for address in addresses if address.version == version] for version in (4, 6)
@@ -127,10 +127,11 @@ def _group_addresses(addresses: list[Address]) -> list[list[Address]]:
 
 
 def _name(hostname: str, address: Address) -> str:
-    """Return the host name for DHCP.
+    """Return the host name for DHCP: the first label of ``hostname``.
 
-    A name that dnsmasq would parse as a keyword or a time is replaced. Of a name with a domain only
-    the first label is used, because dnsmasq only gives out the domain of the network.
+    The other labels are dropped, because dnsmasq only gives out the domain of the network. A name
+    made from the address replaces an empty label, and a label that dnsmasq would parse as a keyword
+    or a time.
     """
     label = hostname.partition(".")[0]
     return host_name("" if KEYWORDS.fullmatch(label.lower()) else label, address)

@@ -71,11 +71,13 @@ class DnsmasqProcesses:
     def ensure(self, namespace: str, desired: DnsmasqConfig) -> None:
         """Let the dnsmasq of a namespace run with this configuration, without stale leases.
 
-        A running dnsmasq is reloaded. It is restarted if the configuration or the namespace
-        changed, if an IPv6 lease is stale, or if a stale IPv4 lease stays after its release.
+        Start a missing dnsmasq. Restart dnsmasq if ``fixed`` or the namespace changed, if an IPv6
+        lease is stale, or if a stale IPv4 lease stays after the release. Otherwise reload the
+        files, unless this object has loaded the same files before and no lease is stale.
 
         Raises:
-            KernelError, OSError: dnsmasq cannot be started or stopped, or dhcp_release fails.
+            KernelError, OSError: dnsmasq cannot be started or stopped, dhcp_release fails, there is
+                no such namespace, or a file cannot be written.
         """
         self._folder.mkdir(exist_ok=True)
         self._folder.chmod(0o755)
@@ -111,10 +113,10 @@ class DnsmasqProcesses:
         return {path.name.split(".")[0] for path in self._folder.glob("*.*")}
 
     def remove(self, network: str) -> None:
-        """End the dnsmasq of a network and delete its files.
+        """End the dnsmasq of a network, if there is one, and delete all files of the network.
 
         Raises:
-            KernelError: dnsmasq does not end.
+            KernelError, OSError: dnsmasq does not end, or a file cannot be deleted.
         """
         self.stop(network)
         self._loaded.pop(network, None)
@@ -125,17 +127,19 @@ class DnsmasqProcesses:
         """End all dnsmasq processes of this agent and remove the runtime folder.
 
         Raises:
-            KernelError: A dnsmasq does not end.
+            KernelError, OSError: A dnsmasq does not end, or a file cannot be deleted.
         """
         for network in self.networks() | set(self._find_processes()):
             self.remove(network)
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def stop(self, network: str) -> None:
-        """End the dnsmasq of a network, also if its files are lost.
+        """End the dnsmasq of a network, also if the pid file is lost. The files stay.
+
+        Without a running dnsmasq do nothing.
 
         Raises:
-            KernelError: dnsmasq does not end.
+            KernelError: dnsmasq does not end within ``STOP_TIMEOUT_SECONDS``.
         """
         pid = self._find_processes().get(network)
         deadline = time.monotonic() + STOP_TIMEOUT_SECONDS
@@ -150,7 +154,7 @@ class DnsmasqProcesses:
         return f"--pid-file={self._path(network, 'pid')}".encode() in _command_line(pid)
 
     def _find_processes(self) -> dict[str, int]:
-        """Return network -> id of the running dnsmasq process.
+        """Return network -> process id, for the running dnsmasq processes of this agent.
 
         This searches /proc, so lost pid files do not matter.
         """
@@ -164,9 +168,14 @@ class DnsmasqProcesses:
         return {name.removesuffix(".pid"): pid for name, pid in pids.items()}
 
     def _find_running(self, network: str, version: str) -> int | None:
-        """Return the id of the network's dnsmasq if it has this configuration and namespace.
+        """Return the process id of the network's dnsmasq if it has this version, otherwise None.
 
-        The command line is compared, because process ids are recycled.
+        The id comes from the pid file. The command line is compared, because process ids are
+        recycled.
+
+        Args:
+            network: The network.
+            version: The hash of the configuration and the id of the namespace.
         """
         text = self._read_text(network, "pid").strip()
         config = f"--conf-file={self._path(network, f'{version}.conf')}"
@@ -186,10 +195,10 @@ class DnsmasqProcesses:
         return stale_leases(self._lease_lines(wanted.network), owners, moved)
 
     def _lease_lines(self, network: str) -> list[str]:
-        """Return the lines of the lease file.
+        """Return the lines of the lease file, or an empty list without a file.
 
-        dnsmasq empties the file to rewrite it. A file without a final line break is read again
-        while it is fresh.
+        dnsmasq empties the file to rewrite it. A file without a final line break is therefore read
+        again until ``REWRITE_SECONDS`` after the last change.
         """
         path = self._path(network, "leases")
         while True:
@@ -200,7 +209,7 @@ class DnsmasqProcesses:
             time.sleep(0.002)
 
     def _release(self, namespace: str, wanted: DnsmasqConfig, leases: list[DhcpLease]) -> bool:
-        """Release IPv4 leases in the guests' names.
+        """Release IPv4 leases in the guests' names, and wait until dnsmasq has removed them.
 
         Args:
             namespace: The namespace of the network's dnsmasq.
@@ -208,8 +217,8 @@ class DnsmasqProcesses:
             leases: The leases to release.
 
         Returns:
-            False if the file still has a stale lease after some seconds. The caller then restarts
-            dnsmasq.
+            False if the file still has a stale lease after ``RELEASE_TIMEOUT_SECONDS``. The caller
+            then restarts dnsmasq.
 
         Raises:
             KernelError: dhcp_release fails.
@@ -254,13 +263,13 @@ def stale_leases(
 ) -> list[DhcpLease]:
     """Return the leases that must not exist any more.
 
-    The address of such a lease has no port any more, another port than before, or a port with
-    another MAC address.
+    The address of such a lease is not in ``owners``, is in ``moved``, or has another MAC address in
+    ``owners``. IPv6 leases contain no MAC address to compare. Lines that are no leases are ignored.
 
     Args:
         lines: The lines of the lease file.
-        owners: Address -> MAC address of the port.
-        moved: Addresses with another port than before.
+        owners: Address -> MAC address of the port on this host.
+        moved: The result of `find_reassigned`.
     """
     matches = [match for match in map(LEASE.fullmatch, lines) if match is not None]
     leases = [
@@ -280,7 +289,7 @@ def find_reassigned(hosts: str, owners: Mapping[str, str]) -> set[str]:
     """Return the addresses of a hosts file that belong to another MAC address now.
 
     Args:
-        hosts: The text of the file.
+        hosts: The text of dnsmasq's present hosts file.
         owners: Address -> MAC address of the port. An address without a port is not returned.
     """
     lines = [line.split(",") for line in hosts.splitlines()]

@@ -281,7 +281,7 @@ class Source(NamedTuple):
 
 
 def ruleset(table: str, inputs: FilterInput) -> str:
-    """Return the nft document that replaces both tables."""
+    """Return the nft document that replaces this table of the families bridge and inet."""
     inet = _inet(inputs)
     generation = int(hashlib.sha256(inet.encode()).hexdigest()[:8], 16) & STAMP or 1
     return replace_table("bridge", table, _bridge(inputs)) + replace_table(
@@ -291,7 +291,7 @@ def ruleset(table: str, inputs: FilterInput) -> str:
 
 @lru_cache(CACHED_SOURCES)
 def link_local(mac: str) -> IPv6Address:
-    """Return the link-local address that a guest derives from its MAC address."""
+    """Return the IPv6 link-local address that a guest derives from a MAC address (EUI-64)."""
     octets = bytes.fromhex(mac.replace(":", ""))
     host = bytes([octets[0] ^ 2, *octets[1:3], 0xFF, 0xFE, *octets[3:]])
     return IPv6Address((0xFE80 << 112) | int.from_bytes(host, "big"))
@@ -370,9 +370,10 @@ def _inet(inputs: FilterInput) -> str:
 
 @lru_cache(CACHED_SOURCES)
 def _sources(port: GuestPort) -> tuple[Source, ...]:
-    """Return the sources of a guest: its addresses, its allowed pairs, and link-local addresses.
+    """Return the sources from which a port may send, without duplicates.
 
-    The link-local addresses follow from the MAC addresses of the port and of the pairs.
+    They are the port's addresses, the allowed pairs, and a link-local address for each MAC address
+    of the port and of the pairs.
     """
     macs = sorted({port.mac, *(mac for _, mac in port.pairs)})
     sources = [(ip_network(address), port.mac) for address in port.addresses]
@@ -391,7 +392,10 @@ def _target(prefix: Prefix) -> str:
 
 
 def _underlay(inputs: FilterInput) -> str:
-    """Return the rules that only let peers send frames into our tunnels."""
+    """Return the rules that drop packets to this host's tunnel port, except packets of peers.
+
+    If ``tunnel`` is None, the result is "".
+    """
     if inputs.tunnel is None:
         return ""
     family = "ip" if inputs.tunnel.version == 4 else "ip6"

@@ -25,7 +25,10 @@ DIRECTIONS = ("egress", "ingress")
 def group_chain(
     direction: str, names: Iterable[str], groups: Mapping[str, SecurityGroup]
 ) -> tuple[str, ...]:
-    """Return the statements of the chain for a port's groups. The last statement is "drop".
+    """Return the statements of the chain for a port's groups.
+
+    A statement for each rule returns the packets that the rule permits. The last statement drops
+    all other packets.
 
     Args:
         direction: "egress" or "ingress", as seen from the port.
@@ -40,8 +43,8 @@ def midstream_chain(
 ) -> tuple[str, ...]:
     """Return the statements of the chain for TCP connections whose beginning is unknown.
 
-    Either end may have begun such a connection, so the rules of both directions count. The
-    arguments are those of `group_chain`.
+    Either end may have begun such a connection, so the rules of both directions count, if their
+    protocol is TCP or any. The arguments are those of `group_chain`.
     """
     own_rules, other_rules = (
         [_rule(rule) for rule in _rules(side, names, groups) if rule.protocol in (None, TCP)]
@@ -92,14 +95,22 @@ def _rule(rule: SecurityRule) -> str:
 
 
 def group_set(name: str, version: int) -> str:
-    """Return the name of the nft set with a group's members of one IP version."""
+    """Return the name of the nft set with a group's members of one IP version.
+
+    Args:
+        name: The id of the group.
+        version: 4 or 6.
+    """
     return f"group{version}_{digest(name, 12)}"
 
 
 def group_members(name: str, version: int, group: SecurityGroup | None) -> str:
     """Return the nft text of the set of a group's member addresses of one IP version.
 
-    For None the set is empty.
+    Args:
+        name: The id of the group.
+        version: 4 or 6.
+        group: The group, or None for an empty set.
     """
     prefixes = [prefix for prefix in (group.members if group else ()) if prefix.version == version]
     if any(prefix.prefixlen != prefix.max_prefixlen for prefix in prefixes):

@@ -48,8 +48,11 @@ class InvalidMessage(ValueError):
 def listening_socket(path: Path | None) -> socket.socket:
     """Return the listening socket that systemd passed, or otherwise a new socket at this path.
 
+    An existing file at the path is replaced.
+
     Raises:
-        SystemExit: systemd passed no socket, and there is no path.
+        SystemExit: systemd passed no socket, and ``path`` is None.
+        OSError: The socket cannot be bound to the path.
     """
     if os.environ.get("LISTEN_PID") == str(os.getpid()):
         return socket.socket(fileno=SYSTEMD_DESCRIPTOR)
@@ -75,9 +78,10 @@ class Helper:
         self._host, self._kernel, self._user = host, kernel, user
 
     def serve(self, where: socket.socket) -> None:
-        """Serve callers until the process ends.
+        """Serve one caller after the other until the process ends.
 
-        A broken connection or an invalid message ends only that connection.
+        A broken connection, an invalid message or a refused caller is logged, and ends only that
+        connection.
         """
         while True:
             caller, _ = where.accept()
@@ -89,6 +93,8 @@ class Helper:
 
     def serve_caller(self, caller: socket.socket) -> None:
         """Serve one caller until the end of the connection.
+
+        If a verb fails, the answer contains the error, and the connection continues.
 
         Raises:
             OSError: The connection breaks off.
@@ -186,7 +192,8 @@ class HelperClient(HostPart):
         ``address`` and ``port`` are ignored, because the helper opens sockets for metadata only.
 
         Raises:
-            OSError: The helper refuses.
+            OSError: The helper refuses, sends no socket, or has ended.
+            InvalidMessage: The helper's answer is incomplete.
         """
         answer, descriptors = self._exchange("listen", space=namespace)
         if "error" in answer or len(descriptors) != 1:
@@ -231,8 +238,8 @@ def validate(message: object) -> tuple[str, Body]:
     """Return a message's verb and arguments.
 
     Raises:
-        InvalidMessage: The verb is unknown, or the arguments are not exactly those of the verb in
-            ``VERBS``, with their types.
+        InvalidMessage: The verb is missing or unknown, or the arguments are not exactly those of
+            the verb in ``VERBS``, with their types.
     """
     if not isinstance(message, dict) or not isinstance(message.get("verb"), str):
         raise InvalidMessage("the message has no verb")
@@ -254,9 +261,13 @@ def _send(connection: socket.socket, message: object, descriptors: list[int] | N
 def _receive(connection: socket.socket, descriptors: list[int] | None = None) -> object:
     """Return the next message, or None at the end of the connection.
 
+    Args:
+        connection: The socket of the other process.
+        descriptors: The list to which a received file descriptor is added. None accepts none.
+
     Raises:
         OSError: The connection breaks off.
-        InvalidMessage: The message is too long, incomplete or not JSON.
+        InvalidMessage: The message is empty, too long, incomplete or not JSON.
     """
     head, received_descriptors, _, _ = socket.recv_fds(
         connection, LENGTH.size, 1 if descriptors is not None else 0, socket.MSG_WAITALL
@@ -266,7 +277,7 @@ def _receive(connection: socket.socket, descriptors: list[int] | None = None) ->
     if not head:
         return None
     if len(head) < LENGTH.size or not 0 < LENGTH.unpack(head)[0] <= MAX_MESSAGE_BYTES:
-        raise InvalidMessage("the length of the message is missing or too large")
+        raise InvalidMessage("the length of the message is incomplete, zero or too large")
     data = bytearray()
     while len(data) < LENGTH.unpack(head)[0]:
         piece = connection.recv(min(LENGTH.unpack(head)[0] - len(data), 1 << 20))

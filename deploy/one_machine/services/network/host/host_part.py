@@ -47,10 +47,10 @@ class HostPart(ABC):
 
     @abstractmethod
     def prepare(self) -> None:
-        """Set the sysctls of this machine that the guests' networks need.
+        """Set the sysctls of the host's namespace that the guests' networks need.
 
         Raises:
-            KernelError, OSError: A setting cannot be changed.
+            KernelError, OSError: A setting cannot be changed, or the helper has ended.
         """
 
     @abstractmethod
@@ -59,25 +59,39 @@ class HostPart(ABC):
 
         Returns:
             Failed port -> reason, or None if there is no valid stored description.
+
+        Raises:
+            KernelError, OSError: As `apply`.
         """
 
     @abstractmethod
     def save(self) -> None:
-        """Store the accepted description for `restore` after the next start."""
+        """Store the accepted description for `restore` after the next start.
+
+        Raises:
+            KernelError, OSError: The description cannot be written, or the helper has ended.
+        """
 
     @abstractmethod
     def apply(self, full: bool = False) -> dict[str, str]:
         """Apply the accepted description to the kernel, and return failed port -> reason.
 
+        The result includes the invalid ports of the description. ``is_whole`` becomes False if
+        something failed that may succeed the next time.
+
         Args:
-            full: True to check the whole state of the kernel.
+            full: True to check the whole state of the kernel, False to apply only differences from
+                the last success.
 
         Raises:
-            KernelError, OSError: The state of the kernel cannot be read, or the helper has ended.
+            KernelError, OSError: The state of the kernel cannot be read, the state folder cannot
+                be written, or the helper fails or has ended.
         """
 
     def accept(self, tree: JsonValue) -> bool:
-        """Parse and keep a description from the service. `apply` applies it later.
+        """Parse a description from the service, and store it in this object for `apply`.
+
+        The metadata listeners get the ports at once. Objects that are left out are logged.
 
         Returns:
             False for an invalid description, which is logged. The former description then stays.
@@ -99,7 +113,7 @@ class HostPart(ABC):
     def _listen_to_metadata(self, namespaces: Mapping[str, str]) -> bool:
         """Open metadata listeners in exactly these namespaces, and return True if all are open.
 
-        If this object has no ``listeners``, do nothing and return True.
+        Failures are logged. If this object has no ``listeners``, do nothing and return True.
 
         Args:
             namespaces: Namespace -> network.
@@ -186,10 +200,13 @@ class Loop:
         self._stop = threading.Event()
 
     def run(self) -> None:
-        """Run until `stop`.
+        """Restore the stored description, then poll, apply and acknowledge until `stop`.
+
+        A failed poll or acknowledgement is logged and repeated.
 
         Raises:
-            KernelError, OSError: This machine lacks a necessary feature, or the helper has ended.
+            KernelError, OSError: A method of ``host`` fails, for example because this machine lacks
+                a necessary feature, or because the helper has ended.
         """
         host, tree = self._host, None
         host.prepare()
@@ -226,12 +243,15 @@ class Loop:
                     )
 
     def stop(self) -> None:
-        """End the loop soon. A signal handler may call this."""
+        """Let `run` return after the present step. A signal handler may call this."""
         self._stop.set()
         self._received.put(None)
 
     def _next(self, wait: float) -> JsonValue:
-        """Return the newest description, or None if none arrives in time or the loop stops."""
+        """Return the newest description, or None if none arrives within ``wait`` seconds.
+
+        `stop` ends the wait, also with None.
+        """
         try:
             tree = self._received.get(timeout=wait)
             while not self._received.empty():
@@ -268,9 +288,17 @@ class Loop:
 
 
 def clean(names: Names, kernel: Kernel, folder: Path) -> list[str]:
-    """Remove all objects of the agent with this state folder, and return the failures as texts.
+    """Remove all objects of a network agent from the kernel, and empty the state folder.
 
-    No such agent may run.
+    The agent must not run. After a failure the state folder keeps the files.
+
+    Args:
+        names: The names of the agent's objects.
+        kernel: The kernel.
+        folder: The agent's state folder.
+
+    Returns:
+        The failures as texts.
     """
     try:
         return LocalHostPart(

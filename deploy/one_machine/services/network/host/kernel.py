@@ -82,15 +82,16 @@ class Kernel:
         self.netns = netns
 
     def run(self, *command: str, text: str | None = None, namespace: str | None = None) -> str:
-        """Run a command in a namespace and return the output.
+        """Run a command in a namespace and return the standard output.
 
         Args:
             command: The program and the arguments.
-            text: The input of the program.
+            text: The input of the program, or None for the input of this process.
             namespace: The name of the namespace, or None for the host's.
 
         Raises:
-            KernelError: The program is missing, fails, or takes too long.
+            KernelError: The program or namespace is missing, or the program returns an error or
+                runs longer than ``COMMAND_TIMEOUT_SECONDS``.
         """
         path = self._path(namespace)
         words = [*(["nsenter", f"--net={path}"] if path else []), *command]
@@ -128,7 +129,7 @@ class Kernel:
         self.run("nft", "-f", "-", text=document, namespace=namespace)
 
     def nft_listing(self, *what: str) -> str:
-        """Return the kernel's list of a table's or chain's rules, without the elements of sets.
+        """Return nft's listing of a table or chain, without the elements of sets.
 
         The result is "" if nft fails, for example because there is no such table or chain.
 
@@ -162,13 +163,20 @@ class Kernel:
     def add_link(self, name: str, kind: str, **attributes: object) -> None:
         """Make a device in the host's namespace. The device is still down.
 
+        Args:
+            name: The name of the device, which must not exist.
+            kind: For example bridge, veth or vxlan.
+            attributes: More arguments of pyroute2's ``link("add")``.
+
         Raises:
-            KernelError: The kernel refuses.
+            KernelError, OSError: The kernel refuses, or the host's namespace cannot be entered.
         """
         self._netlink(lambda ip: ip.link("add", ifname=name, kind=kind, **attributes))
 
     def add_pair(self, outer: str, inner: str, mac: str, mtu: int, namespace: str | None) -> None:
         """Make a veth pair: ``outer`` in the host's namespace, ``inner`` in ``namespace``.
+
+        ``mac`` is the MAC address of ``inner``. Both ends get ``mtu`` and are still down.
 
         Raises:
             KernelError, OSError: The pair cannot be made.
@@ -183,10 +191,11 @@ class Kernel:
         """Set attributes of a device, add it to the bridge ``master``, and bring it up.
 
         Without ``master`` the bridge of the device stays. Devices of the host's namespace get no
-        IPv6 link-local address.
+        IPv6 link-local address. ``attributes`` are arguments of pyroute2, for example the MTU.
 
         Raises:
-            KernelError, OSError: The kernel refuses, or the namespace cannot be entered.
+            KernelError, OSError: The device or bridge does not exist, the kernel refuses, or the
+                namespace cannot be entered.
         """
 
         def change(ip: IPRoute) -> None:
@@ -211,16 +220,19 @@ class Kernel:
     def set_addresses(
         self, name: str, wanted: Iterable[str], known: Set[str], namespace: str | None = None
     ) -> None:
-        """Give a device the wanted addresses. Link-local and loopback addresses stay.
+        """Add the missing addresses of a device, and remove all others.
+
+        IPv6 link-local and all loopback addresses stay.
 
         Args:
             name: The device.
-            wanted: The addresses with their prefix length.
-            known: The present addresses.
+            wanted: The desired addresses with their prefix length.
+            known: The present addresses with their prefix length.
             namespace: The namespace of the device, or None for the host's.
 
         Raises:
-            KernelError, OSError: The kernel refuses, or the namespace cannot be entered.
+            KernelError, OSError: The device does not exist, the kernel refuses, or the namespace
+                cannot be entered.
         """
         kept_prefixes = ("fe80:", "127.", "::1/")
         steps = [
@@ -240,7 +252,7 @@ class Kernel:
             self._netlink(change, namespace)
 
     def set_routes(self, namespace: str, wanted: Set[Route]) -> None:
-        """Give a namespace exactly these static routes.
+        """Give a namespace exactly these static routes. Routes of another origin stay.
 
         Raises:
             KernelError, OSError: The routes cannot be changed.
@@ -261,13 +273,16 @@ class Kernel:
         self._netlink(change, namespace)
 
     def set_peers(self, device: str, wanted: Set[str]) -> bool:
-        """Let a vxlan device send frames with an unknown receiver to exactly these peers.
+        """Let a vxlan device send frames with an unknown receiver to exactly these IP addresses.
+
+        The device is in the host's namespace.
 
         Returns:
             True if the peers changed.
 
         Raises:
-            KernelError: The kernel refuses.
+            KernelError, OSError: The device does not exist, the kernel refuses, or the namespace
+                cannot be entered.
         """
 
         def change(ip: IPRoute) -> bool:
@@ -283,7 +298,7 @@ class Kernel:
         return self._netlink(change)
 
     def namespaces(self, start: str) -> set[str]:
-        """Return the namespaces with names that begin with ``start``."""
+        """Return the names of the namespaces in ``NAMESPACES`` that begin with ``start``."""
         return {path.name for path in NAMESPACES.glob(f"{start}*")}
 
     def namespace_id(self, namespace: str) -> int:
@@ -295,10 +310,16 @@ class Kernel:
         return (NAMESPACES / namespace).stat().st_ino
 
     def sysctl(self, name: str, value: str | None = None, namespace: str | None = None) -> str:
-        """Write a setting of a namespace if ``value`` is given, and return the setting.
+        """Write a setting of a namespace unless ``value`` is None, and return the present value.
+
+        Args:
+            name: The path below /proc/sys, for example "net/ipv4/ip_forward".
+            value: The new value, or None to read only.
+            namespace: The name of the namespace, or None for the host's.
 
         Raises:
-            OSError: The setting does not exist, or cannot be changed.
+            OSError: The setting does not exist or cannot be changed, or the namespace cannot be
+                entered.
         """
 
         def access() -> str:
@@ -313,7 +334,7 @@ class Kernel:
         """Return a TCP socket that listens at an IPv4 address in a namespace.
 
         Raises:
-            OSError: The address cannot be bound.
+            OSError: The address cannot be bound, or the namespace cannot be entered.
         """
 
         def make() -> socket.socket:
@@ -329,7 +350,7 @@ class Kernel:
         """Announce to the segment that a device has these IPv4 addresses, with gratuitous ARP.
 
         Raises:
-            OSError: The packet cannot be sent.
+            OSError: A packet cannot be sent, or the namespace cannot be entered.
         """
 
         def send() -> None:
@@ -348,7 +369,7 @@ class Kernel:
         Why: DHCP clients read packets from raw sockets, and check the checksums.
 
         Raises:
-            KernelError, OSError: The device refuses.
+            KernelError, OSError: The device refuses, or the namespace cannot be entered.
         """
 
         def disable() -> None:
@@ -379,9 +400,10 @@ class Kernel:
             ) from error
 
     def _run_inside(self, namespace: str | None, act: Callable[[], Result]) -> Result:
-        """Run a function in a namespace, in a thread that enters the namespace and ends.
+        """Run a function in a namespace and return the result.
 
-        In the namespace of the process itself, run the function without such a thread.
+        A new thread enters the namespace, runs the function and ends. In the namespace of the
+        process itself, the function runs without such a thread.
 
         Raises:
             Exception: The function's own exception.

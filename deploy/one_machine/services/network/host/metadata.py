@@ -64,7 +64,7 @@ class MetadataUpstream:
     ca_file: str = ""
 
     def connection(self) -> http.client.HTTPConnection:
-        """Return a new connection to the service.
+        """Return a new HTTP or HTTPS connection to the service, which is not connected yet.
 
         For https:// the service needs a certificate of the authority in ``ca_file``.
 
@@ -79,7 +79,7 @@ class MetadataUpstream:
         return http.client.HTTPConnection(host, port, timeout=TIMEOUT_SECONDS)
 
     def headers(self, port: GuestPort, address: str) -> dict[str, str]:
-        """Return the headers that identify the guest, with the host's signature."""
+        """Return the headers that identify the guest. The host's key signs the server's id."""
         return {
             "X-Instance-ID": port.server,
             "X-Tenant-ID": port.project,
@@ -96,7 +96,7 @@ class NamespaceSockets(Protocol):
         """Return a TCP socket that listens at an IPv4 address in a namespace.
 
         Raises:
-            OSError: The address cannot be bound.
+            OSError: The address cannot be bound, or the helper refuses.
         """
 
     def namespace_id(self, namespace: str) -> int:
@@ -151,6 +151,8 @@ class MetadataListeners:
 
     def listen(self, namespaces: Mapping[str, str]) -> dict[str, str]:
         """Listen in exactly these namespaces, and close the listeners in all others.
+
+        A namespace that was made again gets a new listener.
 
         Args:
             namespaces: Namespace -> network.
@@ -225,7 +227,11 @@ class MetadataListeners:
             self._calls.defer(self._clients.finish_answer, client, True)
 
     def _answer_to(self, client: ClientConnection) -> bytes:
-        """Return the whole response to a guest's request."""
+        """Return the metadata service's response to a guest's request, or an error of this proxy.
+
+        The errors are 404 for an unknown address, 400, 413 and 501 for an invalid request, and 502
+        and 503 if the service fails.
+        """
         request, address = client.incoming.request, _address_of(client)
         port = self._ports.get((str(client.tag), address))
         if port is None:
@@ -290,7 +296,7 @@ def _address_of(client: ClientConnection) -> str:
 
 
 def _target(uri: str) -> str:
-    """Return only path and query, because a guest may send a whole URL."""
+    """Return the path and query of a request's URI, because a guest may send a whole URL."""
     parts = urlsplit(uri)
     path = parts.path if parts.path.startswith("/") else f"/{parts.path}"
     return f"{path}?{parts.query}" if parts.query else path

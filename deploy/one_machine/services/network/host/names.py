@@ -78,18 +78,24 @@ class Names:
         return f"kd{self.tag}{digest(network, 7)}"
 
     def plug(self, router: str, port: str) -> str:
-        """Return the name of the bridge's end of a veth pair into a router's namespace."""
+        """Return the name of the bridge's end of a veth pair into a router's namespace.
+
+        Args:
+            router: The id of the router.
+            port: The network's id and the MAC address of the router's interface, joined.
+        """
         return f"kr{self.tag}{digest(router + port, 7)}"
 
     def gateway(self, network: str) -> tuple[str, str]:
         """Return the names of both ends of an external network's gateway pair.
 
-        The first end is on the bridge. The second end has the gateway's address of the host.
+        Both ends are in the host's namespace. The first end is on the bridge, and the second end
+        has the gateway addresses of the network's subnets.
         """
         return f"kp{self.tag}{digest(network, 7)}", f"kg{self.tag}{digest(network, 7)}"
 
     def is_ours(self, device: str) -> bool:
-        """Return True if this agent made the device, which is in the host's namespace.
+        """Return True if the name shows that this agent made the device in the host's namespace.
 
         False for bridges and taps. The state folder contains the agent's bridges.
         """

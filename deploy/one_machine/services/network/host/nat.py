@@ -15,7 +15,7 @@ TURNED = 1
 
 
 def router_rules(router: Router) -> str:
-    """Return the nft document that replaces the table of a router in one transaction."""
+    """Return the nft document that replaces the table ``TABLE`` in a router's namespace."""
     prerouting, postrouting, forward = [], [], []
     if router.external is not None:
         router_address = next(

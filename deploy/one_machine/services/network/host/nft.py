@@ -18,7 +18,7 @@ def delete_table(family: str, table: str) -> str:
 
 
 def replace_table(family: str, table: str, body: str) -> str:
-    """Return the statements that replace a table."""
+    """Return the statements that replace or create a table with the declarations ``body``."""
     return f"{delete_table(family, table)}table {family} {table} {{\n{body}}}\n"
 
 
@@ -52,7 +52,7 @@ def chain_of(name: str, lines: Iterable[str]) -> str:
 
 
 def indent(lines: Iterable[str]) -> str:
-    """Return the indented statements of a chain."""
+    """Return the statements of a chain as a text of indented lines."""
     return "".join(f"    {line}\n" for line in lines)
 
 

@@ -21,6 +21,9 @@ def assign(before: Mapping[str, int], all_names: Iterable[str]) -> dict[str, int
 
     A name keeps its number from ``before``. New names get the lowest numbers that are not in
     ``before``, in their order.
+
+    Raises:
+        StopIteration: No number below ``MAX_NUMBER`` is free.
     """
     names = list(dict.fromkeys(all_names))
     taken = set(before.values())
@@ -68,7 +71,7 @@ class StateFolder:
         return self._read("description.json")
 
     def save_description(self, tree: JsonValue) -> None:
-        """Store the description for a start without the service."""
+        """Store a description durably, for a start without the network service."""
         self._write("description.json", tree, durable=True)
 
     def clear(self) -> None:
