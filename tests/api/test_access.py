@@ -95,7 +95,7 @@ def test_operation_by_each_role_returns_status_of_access_table(world: World) -> 
     assert not (lines := differences(world, whole=True)), "\n".join(lines)
 
 
-def test_foreign_record_is_refused_like_missing_record(world: World) -> None:
+def test_record_of_another_project_is_refused_like_missing_record(world: World) -> None:
     """Status, header names and body are equal, except for the id in the body."""
     lines, table, compared = [], access.rows(), 0
     for operation in world.operations:

@@ -73,7 +73,7 @@ def test_server_addresses_are_grouped_by_network_with_floating_last(cloud: Cloud
     assert cloud.call("GET", f"/servers/{server}/ips/red").json == {"red": plain["red"]}
 
 
-def test_server_ips_of_network_without_the_server_returns_404(cloud: Cloud) -> None:
+def test_show_server_ips_of_network_without_interface_returns_404(cloud: Cloud) -> None:
     server = create_server(cloud, RED)
     answer = cloud.call("GET", f"/servers/{server}/ips/blue")
     assert answer.json == {

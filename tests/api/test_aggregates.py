@@ -154,7 +154,7 @@ def test_aggregate_add_host_and_remove_host_change_its_hosts(admin: Admin) -> No
 
 
 # --- wrong input ---
-def test_create_aggregate_with_invalid_body_or_taken_name_is_refused(admin: Admin) -> None:
+def test_create_aggregate_returns_400_for_invalid_body_409_for_taken_name(admin: Admin) -> None:
     admin.create("rack")
     good = {"name": "row"}
     for fields in (
@@ -178,7 +178,7 @@ def test_create_aggregate_with_invalid_body_or_taken_name_is_refused(admin: Admi
     assert [row["name"] for row in admin.call("GET", "")["aggregates"]] == ["rack"]
 
 
-def test_aggregate_change_with_invalid_body_returns_400(admin: Admin) -> None:
+def test_aggregate_update_and_actions_with_invalid_body_return_400(admin: Admin) -> None:
     number = admin.create("rack")
     admin.create("row")
     path = f"/{number}"
@@ -223,7 +223,7 @@ def test_aggregate_change_with_invalid_body_returns_400(admin: Admin) -> None:
     assert (admin.show(number)["metadata"], admin.show(number)["hosts"]) == ({}, [])
 
 
-def test_aggregate_bodies_below_v2_root_drop_unknown_keys(admin: Admin) -> None:
+def test_aggregate_requests_below_v2_root_accept_unknown_body_keys(admin: Admin) -> None:
     def post(path: str, body: Any) -> Any:
         answer = admin.cloud.call(
             "POST", "/os-aggregates" + path, body, mv=None, token="admin", root="/v2"
@@ -240,7 +240,7 @@ def test_aggregate_bodies_below_v2_root_drop_unknown_keys(admin: Admin) -> None:
 @pytest.mark.parametrize(
     ("ident", "status"), [("x", 400), ("-1", 404), ("-x", 400), ("1" * 30, 400), ("99", 404)]
 )
-def test_aggregate_operations_refuse_malformed_or_unknown_id(
+def test_aggregate_requests_return_400_for_malformed_404_for_unknown_id(
     admin: Admin, ident: str, status: int
 ) -> None:
     path = f"/{ident}"
@@ -348,7 +348,7 @@ def test_aggregate_change_is_refused_when_servers_would_change_zone(
     admin.act(other, remove_host={"host": "host2"})
 
 
-def test_aggregate_cannot_take_host_with_servers_out_of_default_zone(admin: Admin) -> None:
+def test_aggregate_with_zone_refuses_host_with_servers_in_default_zone(admin: Admin) -> None:
     zone, default, plain = (
         admin.create("a", "az1"),
         admin.create("b", "nova"),
@@ -445,7 +445,7 @@ def test_aggregate_cache_images_records_images_for_each_host(admin: Admin) -> No
     } == {IMAGE: (None, None), other: (1, "broken")}
 
 
-def test_aggregate_cache_images_refuses_unusable_images_and_bodies(admin: Admin) -> None:
+def test_aggregate_cache_images_returns_400_for_unusable_image_or_body(admin: Admin) -> None:
     number, queued, unknown = admin.create("a", None, "host1"), ids.new(), ids.new()
     admin.cloud.images.images[queued] = Image(ImageRef(queued, "raw"), status="queued")
     path = f"/{number}/images"
@@ -480,7 +480,7 @@ def test_aggregate_cache_images_without_hosts_records_no_image(admin: Admin) -> 
     assert cached_images(admin.cloud) == []
 
 
-def test_numeric_ids_in_digits_of_other_scripts_are_refused(admin: Admin) -> None:
+def test_aggregate_service_hypervisor_ids_of_non_ascii_digits_are_refused(admin: Admin) -> None:
     assert admin.create() == 1
     assert_message_contains(admin.call("GET", "/%D9%A1", status=400), "it must be a number")
     answer = admin.cloud.call("DELETE", "/os-services/%D9%A1", token="admin")

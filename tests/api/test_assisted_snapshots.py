@@ -68,7 +68,7 @@ def delete_snapshot(cloud: Cloud, token: str = "admin", mv: str = "2.1", **chang
 
 
 @pytest.mark.parametrize("token", ["admin", "service"])
-def test_assisted_snapshot_create_begins_volume_snapshot_create(
+def test_assisted_snapshot_create_begins_volume_snapshot_create_action(
     cloud: Cloud, server: str, token: str
 ) -> None:
     answer = create_snapshot(cloud, token=token, id=SNAPSHOT)
@@ -104,7 +104,7 @@ def test_assisted_snapshot_create_without_id_returns_null_id(cloud: Cloud, serve
         ({"file_to_merge": "a", "merge_target_file": "b"}, "a", "b"),
     ],
 )
-def test_assisted_snapshot_delete_begins_volume_snapshot_delete(
+def test_assisted_snapshot_delete_begins_volume_snapshot_delete_action(
     cloud: Cloud, server: str, merge: Any, file: str | None, into: str | None
 ) -> None:
     answer = delete_snapshot(cloud, mv="2.104", **merge)
@@ -170,7 +170,9 @@ def test_assisted_snapshot_delete_with_malformed_delete_info_returns_400(
     assert answer.status_code == 400 and "delete_info" in answer.text
 
 
-def test_assisted_snapshot_needs_volume_connected_on_a_host(cloud: Cloud, server: str) -> None:
+def test_assisted_snapshot_of_volume_not_connected_to_host_returns_400(
+    cloud: Cloud, server: str
+) -> None:
     for volume, message in ((OTHER, "No server has volume"), ("x" * 200, "No server has volume")):
         assert message in create_snapshot(cloud, volume).text
     cloud.change(schema.block_devices, schema.block_devices.c.uuid.is_not(None), connection=None)
@@ -183,9 +185,7 @@ def test_assisted_snapshot_needs_volume_connected_on_a_host(cloud: Cloud, server
     assert (delete_snapshot(cloud).status_code, create_snapshot(cloud).status_code) == (400, 200)
 
 
-def test_assisted_snapshot_of_volume_of_several_servers_returns_400(
-    cloud: Cloud, server: str
-) -> None:
+def test_assisted_snapshot_of_multiattach_volume_returns_400(cloud: Cloud, server: str) -> None:
     other = cloud.create()
     cloud.set_state(other, host="host1")
     assert attach(cloud, other, SHARED, mv="2.60").status_code == 200

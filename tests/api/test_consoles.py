@@ -110,7 +110,7 @@ def test_create_remote_console_returns_url_and_stores_its_token(
     ]
 
 
-def test_create_remote_console_stores_token_of_caller_encrypted(
+def test_create_remote_console_stores_auth_token_of_caller_encrypted(
     make_cloud: Callable[..., Cloud],
 ) -> None:
     cloud = make_cloud(secret_key="a long random text")
@@ -161,7 +161,7 @@ def test_console_actions_before_2_6_return_type_and_url(
         ("https://c/consoles", "serial", "wss://c/consoles/?token=T"),
     ],
 )
-def test_console_url_gives_novnc_the_path_of_the_websocket(
+def test_console_url_of_each_type_contains_websocket_path_with_token(
     url: str, kind: str, expected: str
 ) -> None:
     console_url = address(url, kind, "T")
@@ -192,7 +192,7 @@ def test_spice_console_returns_url_when_guest_has_spice(
     assert hosts.queries == [("host1", "console_kinds", {"server": server})]
 
 
-def test_spice_console_token_shows_access_path_of_channel(
+def test_show_spice_console_token_returns_internal_access_path(
     cloud: Cloud, server: str, hosts: Hosts, with_spice: None
 ) -> None:
     token = token_in(create_console(cloud, server, SPICE).json["remote_console"]["url"])
@@ -338,14 +338,16 @@ def test_create_remote_console_with_malformed_body_returns_400(
         ("os-getSerialConsole", None, 400),
     ],
 )
-def test_console_actions_refuse_invalid_types_and_end_with_2_6(
+def test_console_actions_of_unusable_type_return_400_and_404_from_2_6(
     cloud: Cloud, server: str, key: str, kind: Any, status: int
 ) -> None:
     assert create_console_by_action(cloud, server, key, kind).status_code == status
     assert create_console_by_action(cloud, server, key, kind, "2.6").status_code == 404
 
 
-def test_remote_consoles_begin_and_console_actions_end_with_2_6(cloud: Cloud, server: str) -> None:
+def test_remote_consoles_return_404_before_2_6_console_actions_from_2_6(
+    cloud: Cloud, server: str
+) -> None:
     assert create_console(cloud, server, VNC, "2.5").status_code == 404
     assert (
         create_console_by_action(cloud, server, "os-getVNCConsole", "novnc", "2.6").status_code
@@ -399,7 +401,7 @@ def test_console_of_server_with_running_guest_returns_200(
 @pytest.mark.parametrize(
     ("token", "status"), [("reader", 403), ("stranger", 404), ("admin", 200), ("nobody", 403)]
 )
-def test_create_remote_console_returns_403_to_readers_and_404_to_strangers(
+def test_create_remote_console_returns_403_to_reader_404_to_other_project(
     cloud: Cloud, server: str, token: str, status: int
 ) -> None:
     assert create_console(cloud, server, VNC, token=token).status_code == status

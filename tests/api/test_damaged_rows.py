@@ -146,7 +146,7 @@ def test_aggregate_update_returns_409_when_metadata_is_damaged(
     assert full_cloud.call("DELETE", "/os-aggregates/1", token="admin").status_code == 200
 
 
-def test_doctor_reports_each_damaged_document_and_other_findings(full_cloud: Cloud) -> None:
+def test_doctor_check_reports_damaged_json_columns_and_other_findings(full_cloud: Cloud) -> None:
     with full_cloud.store.begin() as tx:
         for table, column in (
             ("aggregates", "meta"),

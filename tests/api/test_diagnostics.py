@@ -136,7 +136,9 @@ def test_server_diagnostics_need_admin_running_guest_and_reachable_host(
     )
 
 
-def test_server_password_is_shown_and_cleared_by_permitted_roles(cloud: Cloud, server: str) -> None:
+def test_server_password_is_shown_to_readers_and_cleared_by_members(
+    cloud: Cloud, server: str
+) -> None:
     path = f"/servers/{server}/os-server-password"
     assert cloud.call("GET", path, token="reader").json == {"password": ""}
     cloud.change(schema.servers, schema.servers.c.id == server, password="c2VhbGVk")

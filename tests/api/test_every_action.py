@@ -197,7 +197,7 @@ def test_two_concurrent_actions_on_a_server_give_one_success_and_one_409(
 
 
 @pytest.mark.parametrize("name", sorted(set(allowed.ALL) - {"trigger_crash_dump"}))
-def test_repeated_action_returns_409_or_changes_no_state(
+def test_repeated_server_action_changes_no_state_even_if_accepted_again(
     furnished_cloud: tuple[Cloud, str], name: str
 ) -> None:
     """A client that lost the first answer repeats its request."""

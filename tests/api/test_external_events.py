@@ -87,7 +87,7 @@ def test_vif_plugged_event_wakes_action_waiting_for_ports(networked_cloud: Cloud
     assert networked_cloud.wakeup.count > woken
 
 
-def test_network_changed_event_refreshes_interfaces_with_callers_token(
+def test_network_changed_events_refresh_interfaces_with_one_port_query(
     networked_cloud: Cloud, networks: Networks, plugged_server: tuple[str, str]
 ) -> None:
     server, port = plugged_server
@@ -131,7 +131,7 @@ def test_network_changed_event_returns_503_when_network_service_is_down(
         ({"action": "another"}, False),
     ],
 )
-def test_vif_deleted_event_detaches_port_now_or_by_pending_cleanup(
+def test_vif_deleted_event_begins_detach_or_records_cleanup_if_not_allowed(
     networked_cloud: Cloud, plugged_server: tuple[str, str], state: dict[str, Any], begins: bool
 ) -> None:
     server, port = plugged_server
@@ -182,7 +182,7 @@ def pending_cleanups(cloud: Cloud) -> list[tuple[str, str, str]]:
     return [(row.kind, row.target, row.server_id) for row in cloud.rows(schema.cleanups)]
 
 
-def test_vif_deleted_event_for_foreign_port_begins_no_action(
+def test_vif_deleted_event_for_unknown_port_begins_no_action(
     networked_cloud: Cloud, plugged_server: tuple[str, str]
 ) -> None:
     assert codes(
@@ -222,7 +222,7 @@ def test_external_events_return_a_code_for_each_event_and_207(
         ("volume-reimaged", None),
     ],
 )
-def test_external_event_has_code_404_for_unknown_400_for_unplaced_server(
+def test_bad_external_event_tag_has_code_400_but_404_for_unknown_server(
     networked_cloud: Cloud, name: str, tag: str | None
 ) -> None:
     unplaced = networked_cloud.create(mv="2.37")

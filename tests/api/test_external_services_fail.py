@@ -196,7 +196,7 @@ def describe_difference(failing_services: FailingServices, call: Call, outcome: 
     return ""
 
 
-def test_sample_requests_make_every_call_of_every_service_interface(
+def test_sample_requests_make_every_external_service_call_except_rollbacks(
     failing_services: FailingServices,
 ) -> None:
     calls = {(call[0], method) for call, method in iterate_calls(failing_services)}
@@ -217,7 +217,7 @@ def test_sample_requests_make_every_call_of_every_service_interface(
 
 
 @pytest.mark.slice("guests")
-def test_failed_call_of_external_service_gives_reason_and_no_500(
+def test_failed_external_service_call_causes_no_500_and_no_partial_change(
     failing_services: FailingServices,
 ) -> None:
     results = [

@@ -89,7 +89,7 @@ def test_flavor_is_created_updated_and_deleted_by_admin_only(cloud: Cloud) -> No
     assert cloud.call("DELETE", path, token="admin").status_code == 404
 
 
-def test_create_flavor_with_taken_id_or_invalid_field_is_refused(cloud: Cloud) -> None:
+def test_create_flavor_returns_409_for_taken_id_or_name_400_if_invalid(cloud: Cloud) -> None:
     create_flavor(cloud, id="x")
     assert create_flavor(cloud, status=409, id="x", name="other")["conflictingRequest"][
         "message"

@@ -20,7 +20,7 @@ SEED = int(os.environ.get("KILONOVA_FUZZ_SEED", "2026"))
 
 
 @pytest.mark.parametrize("count", [800, pytest.param(2000, marks=pytest.mark.slice("operations"))])
-def test_fuzz_requests_get_no_forbidden_answer(
+def test_fuzz_requests_get_no_500_html_page_internal_detail_or_foreign_id(
     world: World, capsys: pytest.CaptureFixture[str], count: int
 ) -> None:
     with capsys.disabled():
@@ -56,7 +56,7 @@ JSON = {"content-type": "application/json"}
         (200, JSON, b"{", "without JSON"),
     ],
 )
-def test_fuzz_verdict_reports_each_kind_of_forbidden_answer(
+def test_fuzz_verdict_reports_server_errors_html_tracebacks_and_bad_json(
     world: World, status: int, headers: dict[str, str], body: bytes, message: str
 ) -> None:
     request = replace(
@@ -67,7 +67,7 @@ def test_fuzz_verdict_reports_each_kind_of_forbidden_answer(
     assert verdict.faults(world, request, Answer(404, JSON, b'{"itemNotFound": {}}', 0.0), "") == []
 
 
-def test_fuzz_verdict_reports_foreign_record_in_answer(world: World) -> None:
+def test_fuzz_verdict_reports_record_of_another_project_in_answer(world: World) -> None:
     request = next(
         candidate
         for candidate in (requests.make(world, 1, number) for number in range(1000))

@@ -122,7 +122,7 @@ def test_host_actions_of_unknown_service_or_action_return_404(cloud: Cloud) -> N
     call_host_actions(cloud, "GET", mv="2.52", status=404)
 
 
-def test_show_host_action_below_another_host_returns_404(cloud: Cloud) -> None:
+def test_show_host_action_in_url_of_another_host_returns_404(cloud: Cloud) -> None:
     drain = call_host_actions(cloud, "POST", body={"drain": {}}, status=202)["host_action"]
     cloud.add_host("host2")
     other = next(

@@ -301,13 +301,13 @@ def test_delete_service_returns_409_while_host_has_resources_in_use(cloud: Cloud
         ("2.53", "12345678-1234-1234-1234-123456789012", 404),
     ],
 )
-def test_delete_service_refuses_malformed_or_unknown_id(
+def test_delete_service_returns_400_for_malformed_404_for_unknown_id(
     cloud: Cloud, mv: str, service: str, status: int
 ) -> None:
     delete_service(cloud, service, mv, status)
 
 
-def test_host_state_changes_raise_changed_at_for_schedulers(cloud: Cloud) -> None:
+def test_host_state_changes_raise_changed_at_of_resource_provider(cloud: Cloud) -> None:
     """Schedulers reload the providers that changed since their last read."""
 
     def changed_at() -> int:
@@ -469,7 +469,7 @@ def test_hypervisors_show_servers_in_the_format_of_each_microversion(cloud: Clou
 UPTIME = " 10:01:02 up 3 days,  4:05,  2 users,  load average: 0.10, 0.20, 0.30"
 
 
-def test_hypervisor_uptime_is_the_text_of_the_host(cloud: Cloud) -> None:
+def test_hypervisor_uptime_shows_uptime_text_answered_by_host(cloud: Cloud) -> None:
     uuid = get(cloud, "/os-hypervisors", "2.53")["hypervisors"][0]["id"]
     get(cloud, "/os-hypervisors/1/uptime", "2.1", 501)
     assert get(cloud, f"/os-hypervisors/{uuid}", "2.88")["hypervisor"]["uptime"] is None
@@ -575,7 +575,7 @@ def test_availability_zones_show_state_and_hosts_to_admins(cloud: Cloud, zone: s
     get(cloud, "/os-availability-zone/detail", status=403, token="user")
 
 
-def test_baremetal_node_changes_return_400_and_404_from_2_36(cloud: Cloud) -> None:
+def test_baremetal_node_changes_return_400_until_2_35_and_404_from_2_36(cloud: Cloud) -> None:
     for method, path in (("POST", ""), ("DELETE", "/x"), ("POST", "/x/action")):
         for mv, status in (("2.1", 400), ("2.35", 400), ("2.36", 404)):
             assert (

@@ -146,7 +146,7 @@ def test_image_client_show_returns_parsed_record(glance: Glance) -> None:
     )
 
 
-def test_image_client_show_calls_require_each_time_and_raises_its_error(glance: Glance) -> None:
+def test_image_client_show_calls_require_callback_and_passes_on_its_error(glance: Glance) -> None:
     checked: list[image.Image] = []
     client = image.ImageClient(glance.url, require=checked.append)
     assert [client.show(ID, "a"), client.show(ID, "a")] == checked
@@ -160,7 +160,7 @@ def test_image_client_show_calls_require_each_time_and_raises_its_error(glance: 
             client.show(ID, "a")
 
 
-def test_image_client_show_sends_a_request_each_time_and_keeps_no_token(glance: Glance) -> None:
+def test_image_client_show_is_not_cached_and_repr_contains_no_token(glance: Glance) -> None:
     client = image.ImageClient(glance.url)
     for _ in range(2):
         client.show(ID, "a")
@@ -169,7 +169,7 @@ def test_image_client_show_sends_a_request_each_time_and_keeps_no_token(glance: 
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_image_client_sends_one_request_for_concurrent_shows_of_one_token(
+def test_image_client_shares_request_between_concurrent_shows_of_one_token(
     glance: Glance, fails: bool
 ) -> None:
     go, started = threading.Event(), threading.Event()
@@ -258,7 +258,7 @@ def test_image_client_create_posts_record(glance: Glance) -> None:
     assert json.loads(glance.received) == RECORD
 
 
-def test_image_client_create_accepts_own_existing_record_but_no_foreign(glance: Glance) -> None:
+def test_image_client_create_raises_conflict_unless_existing_image_is_own(glance: Glance) -> None:
     client, glance.status = image.ImageClient(glance.url), 409
     glance.record = {**RECORD, "min_disk": 1, "status": "queued"}
     client.create(RECORD, "token")
@@ -278,7 +278,7 @@ REFUSALS = [
 
 
 @pytest.mark.parametrize(("status", "kind"), REFUSALS)
-def test_image_client_changes_raise_error_with_text_of_the_service(
+def test_image_client_changes_map_error_to_exception_with_text_of_refusal(
     glance: Glance, status: int, kind: type[errors.Problem]
 ) -> None:
     glance.status, glance.refusal_text = status, "<html><h1>No</h1>\n quota  is used up</html>"

@@ -172,7 +172,7 @@ def test_delete_image_removes_image(cloud: Cloud) -> None:
     assert set(cloud.images.records) == {OTHER_IMAGE}
 
 
-def test_images_end_with_2_36_and_image_metadata_with_2_39(cloud: Cloud) -> None:
+def test_images_return_404_from_2_36_and_image_metadata_from_2_39(cloud: Cloud) -> None:
     call_images(cloud, "GET", f"/{IMAGE}", status=404, mv="2.36")
     call_images(cloud, "GET", f"/{IMAGE}/metadata", mv="2.38")
     call_images(cloud, "GET", f"/{IMAGE}/metadata", status=404, mv="2.39")

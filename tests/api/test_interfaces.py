@@ -132,7 +132,7 @@ def test_list_and_show_interfaces_return_ports_of_network_service(
     }
 
 
-def test_show_interface_with_malformed_port_id_sends_no_request(
+def test_show_interface_of_malformed_port_id_returns_404_without_lookup(
     networked_cloud: Cloud, networks: Networks, server: str
 ) -> None:
     networks.queries.clear()
@@ -143,7 +143,7 @@ def test_show_interface_with_malformed_port_id_sends_no_request(
     assert not networks.queries
 
 
-def test_show_interface_of_foreign_or_unknown_port_returns_404(
+def test_show_interface_of_unknown_port_or_of_other_server_returns_404(
     networked_cloud: Cloud, networks: Networks, server: str, red: str
 ) -> None:
     other = networks.add_port(red, PROJECT, device_id="another")
@@ -318,7 +318,7 @@ def test_interface_changes_of_locked_server_return_409_except_to_admin(
         ("admin", 200, 202),
     ],
 )
-def test_interface_changes_return_403_to_readers_and_404_to_strangers(
+def test_interface_changes_return_403_to_reader_and_404_to_other_project(
     networked_cloud: Cloud,
     networks: Networks,
     server: str,

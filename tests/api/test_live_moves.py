@@ -121,7 +121,7 @@ def test_live_migrate_with_invalid_body_or_destination_returns_400(
     assert cloud.rows(schema.migrations) == []
 
 
-def test_live_migrate_to_current_host_or_from_dead_source_returns_400(
+def test_live_migrate_to_current_host_or_from_forced_down_host_returns_400(
     cloud: Cloud, server: str
 ) -> None:
     body = {"host": "host1", "block_migration": "auto"}
@@ -140,7 +140,7 @@ def test_live_migrate_to_current_host_or_from_dead_source_returns_400(
 
 
 @pytest.mark.parametrize(("mv", "status"), [("2.33", 400), ("2.34", 202)])
-def test_live_migrate_waits_for_checks_of_hosts_only_before_2_34(
+def test_live_migrate_returns_400_for_failed_host_check_before_2_34_only(
     make_cloud: Callable[..., Cloud], mv: str, status: int
 ) -> None:
     """A replacement of the wake-up plays the conductor and lets the action fail at once."""
@@ -173,7 +173,7 @@ def test_live_migrate_waits_for_checks_of_hosts_only_before_2_34(
     assert status == 202 or answer == "The CPUs of host2 are too old."
 
 
-def test_live_migrate_step_prepare_exists() -> None:
+def test_event_names_contain_step_prepare_of_live_migrate() -> None:
     assert ("live_migrate", "prepare") in states.EVENT_NAMES
 
 
@@ -340,7 +340,9 @@ def test_moves_of_server_without_host_return_409(
     assert message == f"Instance {server} is on no host; there is nothing to move."
 
 
-def test_evacuate_supersedes_open_action_on_dead_host(cloud: Cloud, server: str) -> None:
+def test_evacuate_from_forced_down_host_supersedes_open_action_of_server(
+    cloud: Cloud, server: str
+) -> None:
     act(cloud, server, "os-stop", status=202)
     before, _ = find_action_and_migration(cloud, server)
     mark_host_down(cloud, "host1", forced=True)

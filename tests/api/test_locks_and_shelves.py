@@ -68,7 +68,7 @@ def test_lock_and_unlock_with_invalid_body_return_400_from_2_73(
     assert act(cloud, server, key, body, "2.72").status_code == 202
 
 
-def test_unlock_by_owner_of_admins_lock_returns_403(cloud: Cloud, server: str) -> None:
+def test_unlock_by_owner_returns_403_when_admin_locked_server(cloud: Cloud, server: str) -> None:
     assert act(cloud, server, "lock", token="admin").status_code == 202
     answer = act(cloud, server, "unlock")
     assert answer.json["forbidden"]["message"] == (
@@ -226,7 +226,7 @@ def shelved_server(cloud: Cloud, server: str) -> str:
         ),
     ],
 )
-def test_unshelve_stores_zone_host_and_pin_of_the_request(
+def test_unshelve_stores_zone_host_and_pinned_zone_of_the_request(
     cloud: Cloud, shelved_server: str, mv: str, body: Any, token: str, args: Any, pinned: str | None
 ) -> None:
     assert act(cloud, shelved_server, "unshelve", body, mv, token).status_code == 202
@@ -286,9 +286,7 @@ def test_unshelve_to_host_outside_zone_returns_409(cloud: Cloud, shelved_server:
     assert cloud.rows(schema.servers)[0].pinned_availability_zone == "z"
 
 
-def test_unshelve_to_zone_of_server_still_on_its_host_returns_409(
-    cloud: Cloud, server: str
-) -> None:
+def test_unshelve_of_not_offloaded_server_to_zone_returns_409(cloud: Cloud, server: str) -> None:
     cloud.set_state(server, "shelved")
     assert act(cloud, server, "unshelve", {"availability_zone": "nova"}, "2.77").status_code == 409
     assert act(cloud, server, "unshelve", None, "2.77").status_code == 202
@@ -370,7 +368,7 @@ def test_soft_deleted_server_ignores_delete_and_accepts_restore(soft_delete_clou
     assert newest_action(soft_delete_cloud).workflow == "delete"
 
 
-def test_list_servers_includes_soft_deleted_server_only_on_request(
+def test_list_servers_includes_soft_deleted_server_only_with_filter(
     soft_delete_cloud: Cloud,
 ) -> None:
     server = soft_delete_cloud.create()
@@ -395,7 +393,9 @@ def test_list_servers_includes_soft_deleted_server_only_on_request(
 
 
 @pytest.mark.parametrize("letter", ["n", "\u6f22", "\U0001f600"])
-def test_shelve_of_longest_server_name_gives_image_name_of_255(cloud: Cloud, letter: str) -> None:
+def test_shelve_cuts_image_name_of_longest_server_name_to_255_characters(
+    cloud: Cloud, letter: str
+) -> None:
     server = cloud.create(letter * 255)
     cloud.set_state(server)
     assert act(cloud, server, "shelve").status_code == 202

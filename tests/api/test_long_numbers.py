@@ -174,7 +174,7 @@ MAPPINGS: list[Any] = [
 
 
 @pytest.mark.parametrize("bdm_v2", ["true", ""])
-def test_create_server_with_malformed_mapping_of_image_causes_no_500(
+def test_create_server_with_malformed_image_device_mapping_causes_no_500(
     make_cloud: Callable[..., Cloud], bdm_v2: str
 ) -> None:
     cloud = make_cloud()

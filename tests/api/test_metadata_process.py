@@ -78,7 +78,7 @@ def process(cloud: Cloud, tmp_path: Path) -> Iterator[Process]:
 GET, POST = "GET /latest/meta-data/hostname HTTP/1.1", "POST /openstack/latest/password HTTP/1.1"
 
 
-def test_metadata_process_answers_valid_and_broken_requests(process: Process) -> None:
+def test_metadata_process_returns_200_for_valid_4xx_for_broken_requests(process: Process) -> None:
     for first, rest, ends, status in (
         (GET, "\r\n", False, 200),
         ("GET http://169.254.169.254/latest HTTP/1.1", "\r\n", False, 200),

@@ -394,7 +394,9 @@ def test_metadata_of_unknown_deleted_or_portless_server_returns_404(service: Ser
     assert service.request("/").status_code == 404
 
 
-def test_metadata_of_cached_guest_costs_one_statement_and_no_data_read(service: Service) -> None:
+def test_metadata_of_cached_guest_costs_one_sql_statement_and_no_data_read(
+    service: Service,
+) -> None:
     assert service.request("/").status_code == 200
     service.statements, service.read = 0, []
     for path in (
@@ -686,7 +688,7 @@ def test_vendor_data_returns_503_and_is_fetched_again_after_failure(
     assert service.request(VENDOR_DATA).json["cmdb"] == {"rack": 2}
 
 
-def test_vendor_data_of_one_guest_is_fetched_by_one_thread_only(
+def test_vendor_data_returns_503_while_another_thread_fetches_same_guest(
     make_service: Callable[..., Service],
 ) -> None:
     services = Services()

@@ -9,7 +9,7 @@ from tests.api.conftest import Cloud
 from tests.api.test_metadata_service import Service
 
 
-def test_metadata_lists_tagged_attached_volumes_with_one_more_statement(cloud: Cloud) -> None:
+def test_metadata_lists_tagged_attached_volumes_with_second_sql_statement(cloud: Cloud) -> None:
     """Only servers with volumes cost the second statement.
 
     Volumes that are still being attached are left out.

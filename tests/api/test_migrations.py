@@ -420,7 +420,7 @@ def test_server_migration_not_live_or_not_in_progress_returns_404(
 
 
 @pytest.mark.parametrize("number", ["2", "x", "9" * 30, "-1"])
-def test_server_migration_with_unknown_number_returns_404(
+def test_show_or_abort_server_migration_of_unknown_number_returns_404(
     cloud: Cloud, migrating_server: str, number: str
 ) -> None:
     path = f"/servers/{migrating_server}/migrations/{number}"
@@ -627,7 +627,7 @@ def test_server_migration_operations_return_404_before_their_version(
     assert statuses in ([404, 200], [404, 202])
 
 
-def test_list_migrations_costs_one_statement_per_page(cloud: Cloud) -> None:
+def test_list_migrations_executes_one_select_for_any_number_of_rows(cloud: Cloud) -> None:
     statements: list[str] = []
     sa.event.listen(
         cloud.store.engine,

@@ -159,7 +159,7 @@ def test_resize_to_less_memory_checks_min_ram_of_existing_image(cloud: Cloud, se
 
 
 @pytest.mark.parametrize("flavor", ["thin", LARGE])
-def test_resize_returns_409_when_server_is_resized_during_image_lookup(
+def test_resize_returns_409_when_another_resize_ends_during_its_checks(
     cloud: Cloud, server: str, flavor: str
 ) -> None:
     """Otherwise the server would get the flavor that it already has, or a smaller disk."""

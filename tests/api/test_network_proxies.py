@@ -45,7 +45,7 @@ def call_route(cloud: Cloud, route: Any, **more: Any) -> Any:
 
 
 @pytest.mark.parametrize("route", PROXIES, ids=lambda route: f"{route.method} {route.path}")
-def test_network_proxies_end_with_2_36_and_need_role_and_network_service(
+def test_network_proxies_need_version_below_2_36_role_and_network_service(
     networked_cloud: Cloud, cloud: Cloud, networks: Networks, route: Any
 ) -> None:
     assert call_route(networked_cloud, route, mv="2.36").status_code == 404
@@ -71,7 +71,7 @@ SHOWN = """bridge bridge_interface broadcast cidr cidr_v6 created_at deleted del
     rxtx_base share_address updated_at vlan vpn_private_address vpn_public_address vpn_public_port"""
 
 
-def test_networks_are_listed_and_shown_by_id_in_both_formats(
+def test_os_networks_and_os_tenant_networks_are_listed_and_shown_by_id(
     networked_cloud: Cloud, networks: Networks
 ) -> None:
     red, blue = (

@@ -307,7 +307,7 @@ def test_create_server_with_ip_allocation_none_or_deferred_is_accepted(
     assert [network["port"] for network in action.args["networks"]] == ports
 
 
-def test_create_server_accepts_port_with_bandwidth_limit_or_foreign_policy(
+def test_create_server_accepts_port_with_bandwidth_limit_or_unreadable_qos(
     networked_cloud: Cloud, networks: Networks
 ) -> None:
     """The conductor checks the policy that the tenant may not read."""
@@ -334,7 +334,7 @@ def test_create_server_auto_without_any_network_returns_400(networked_cloud: Clo
     ("mv", "status"),
     [("2.31", 400), ("2.32", 202), ("2.36", 202), ("2.37", 400), ("2.41", 400), ("2.42", 202)],
 )
-def test_create_server_accepts_network_tags_by_microversion(
+def test_create_server_accepts_network_tags_in_2_32_to_2_36_and_from_2_42(
     networked_cloud: Cloud, networks: Networks, mv: str, status: int
 ) -> None:
     red = networks.add_network("red", PROJECT)

@@ -77,7 +77,7 @@ def test_keypair_requests_emit_create_import_and_delete_events(notifying_cloud: 
         ("DELETE", "", None, "instance.delete.start"),
     ],
 )
-def test_server_request_emits_one_event(
+def test_server_update_tag_lock_stop_and_delete_emit_one_event_each(
     notifying_cloud: Cloud, method: str, path: str, body: Any, event: str
 ) -> None:
     server = notifying_cloud.create()

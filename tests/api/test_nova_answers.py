@@ -180,7 +180,7 @@ def test_nova_schemas_find_other_difference_beside_known_one(cloud: Cloud) -> No
         ("POST", f"{SHOW}/action", {"destroy": None}, 1, 202, None),
     ],
 )
-def test_nova_schemas_refuse_foreign_operation_or_status(
+def test_nova_schemas_refuse_answer_of_wrong_version_status_or_operation(
     method: str, path: str, body: Any, version: int, status: int, answer: Any
 ) -> None:
     with pytest.raises(pytest.fail.Exception):

@@ -133,7 +133,7 @@ def test_routes_are_operations_of_nova_or_listed_extensions() -> None:
         ),
     ],
 )
-def test_samples_around_schema_include_valid_and_invalid_values(
+def test_generated_samples_of_schema_include_valid_and_invalid_values(
     schema: samples.Schema, valid: object, invalid: object
 ) -> None:
     values = [value for _, _, value in samples.generate_samples(schema)]

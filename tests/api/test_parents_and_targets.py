@@ -278,7 +278,7 @@ NAMED: list[tuple[str, str, Any]] = [
     ("kind", "path", "body"), NAMED, ids=[f"{path} {kind}" for kind, path, _ in NAMED]
 )
 @pytest.mark.parametrize("persona", ["member", "manager"])
-def test_foreign_record_named_in_request_is_refused_like_missing_one(
+def test_record_of_another_project_in_request_is_refused_like_missing_one(
     world: World, kind: str, path: str, body: Any, persona: str
 ) -> None:
     """For example, a private flavor, an image or a key pair of another project."""
@@ -296,7 +296,7 @@ def test_foreign_record_named_in_request_is_refused_like_missing_one(
     assert refusals[0][0] in (400, 404), refusals
 
 
-def test_server_keeps_working_when_access_to_its_flavor_is_removed(world: World) -> None:
+def test_resize_is_refused_but_shelve_accepted_without_access_to_flavor(world: World) -> None:
     """A shelve names neither flavor nor image, so the tenant needs no access to them."""
     site = world.sites["compute"]
     server, flavor = site.ids["own"]["servers"], site.ids["own"]["flavors"]

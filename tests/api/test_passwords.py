@@ -317,7 +317,7 @@ def test_digest_of_idempotent_body_is_not_a_plain_hash(
     assert row.digest != plain_hash
 
 
-def test_repeated_create_returns_no_password_without_configured_secret_key(cloud: Cloud) -> None:
+def test_repeated_create_returns_no_generated_password_without_secret_key(cloud: Cloud) -> None:
     first, second = (create_server(cloud, {"Idempotency-Key": "k"}) for _ in range(2))
     assert first.pop("adminPass")
     assert second == first

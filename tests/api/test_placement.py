@@ -153,7 +153,9 @@ def claim(store: Store, host: str = "host1", **resources: int) -> str:
 
 
 # --- inventories of hosts ---
-def test_placement_inventory_override_is_kept_until_left_out(placement: Placement) -> None:
+def test_placement_inventory_override_survives_report_until_put_omits_it(
+    placement: Placement,
+) -> None:
     path = placement.provider_path()
     assert placement.reserved_and_ratio(path, "MEMORY_MB") == (512, 1.0)
     assert (
@@ -225,7 +227,9 @@ def test_placement_refuses_removal_of_reported_inventories(placement: Placement)
     assert placement.get(f"{path}/inventories") == before
 
 
-def test_placement_custom_class_is_added_to_host_and_kept_while_used(placement: Placement) -> None:
+def test_placement_custom_inventory_survives_report_and_delete_while_used(
+    placement: Placement,
+) -> None:
     path = placement.provider_path()
     assert placement.call("PUT", "/resource_classes/CUSTOM_LICENCE").status_code == 201
     answer = placement.call(
@@ -273,7 +277,9 @@ def test_placement_capacity_reduced_below_usage_is_no_doctor_finding(placement: 
 
 
 # --- traits and aggregates ---
-def test_placement_custom_traits_are_kept_beside_host_traits(placement: Placement) -> None:
+def test_placement_put_or_delete_of_traits_keeps_traits_reported_by_host(
+    placement: Placement,
+) -> None:
     path = placement.provider_path()
     assert placement.call("PUT", "/traits/CUSTOM_GOLD").status_code == 201
     body = {
@@ -310,7 +316,9 @@ def test_placement_refuses_compute_disabled_trait_by_hand(placement: Placement) 
     assert COMPUTE_DISABLED in placement.get(f"{path}/traits")["traits"]
 
 
-def test_placement_aggregates_are_kept_beside_those_of_compute(placement: Placement) -> None:
+def test_placement_put_of_aggregates_keeps_host_aggregates_of_compute_api(
+    placement: Placement,
+) -> None:
     path, uuid, rack = (
         placement.provider_path(),
         ids.new(),
@@ -488,7 +496,7 @@ PATHS = {
 }
 
 
-def test_placement_statement_count_is_independent_of_rows(placement: Placement) -> None:
+def test_placement_sql_statement_count_is_independent_of_rows(placement: Placement) -> None:
     placement.call("PUT", "/traits/CUSTOM_X")
     for number in (2, 12):
         for more in range(number):

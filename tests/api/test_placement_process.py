@@ -67,7 +67,7 @@ def get(url: str, **headers: str) -> tuple[int, Any]:
         return refusal.code, json.load(refusal)
 
 
-def test_placement_process_refuses_tokens_without_identity_service(url: str) -> None:
+def test_placement_process_returns_503_for_token_without_identity_service(url: str) -> None:
     status, body = get(url)
     assert (status, body["versions"][0]["max_version"]) == (200, "1.39")
     for headers, expected in (

@@ -140,7 +140,7 @@ def test_quota_limit_of_user_over_project_limit_needs_force(
         assert cloud.call("PUT", path, forced, token="admin").status_code == 200
 
 
-def test_quota_class_accepts_group_limits_before_2_50_and_hides_them(cloud: Cloud) -> None:
+def test_quota_class_accepts_but_hides_server_group_limits_before_2_50(cloud: Cloud) -> None:
     path, groups = "/os-quota-class-sets/default", {"server_groups": 3, "server_group_members": 4}
     answer = cloud.call("PUT", path, {"quota_class_set": groups}, mv="2.49", token="admin")
     assert answer.status_code == 200 and not groups.keys() & answer.json["quota_class_set"].keys()

@@ -48,7 +48,7 @@ def test_http_header_with_underscore_is_dropped(port: int) -> None:
     assert json.loads(second.body)["path"] == "/b"
 
 
-def test_http_forwarded_header_does_not_change_path(port: int) -> None:
+def test_http_script_name_and_path_info_headers_do_not_change_path(port: int) -> None:
     [answer] = raw.ask(port, b"GET /a HTTP/1.1\r\nHost: x\r\n" + raw.FORWARDED + b"\r\n")
     assert json.loads(answer.body) == {
         "path": "/a",

@@ -136,7 +136,9 @@ def test_rebuild_changes_named_fields_only(cloud: Cloud, server: str) -> None:
     }
 
 
-def test_rebuild_stores_previous_values_as_of_its_transaction(cloud: Cloud, server: str) -> None:
+def test_rebuild_stores_previous_metadata_changed_during_its_checks(
+    cloud: Cloud, server: str
+) -> None:
     cloud.run_after_statement(
         "SELECT servers",
         lambda: cloud.change(schema.servers, schema.servers.c.id == server, meta={"a": "2"}),
@@ -149,7 +151,7 @@ def test_rebuild_stores_previous_values_as_of_its_transaction(cloud: Cloud, serv
 @pytest.mark.parametrize(
     "change", [{"flavor": {"id": "9"}}, {"image": {"id": OTHER_IMAGE}, "image_id": OTHER_IMAGE}]
 )
-def test_rebuild_returns_409_when_server_changes_during_checks(
+def test_rebuild_returns_409_when_flavor_or_image_changes_during_checks(
     cloud: Cloud, server: str, change: dict[str, Any]
 ) -> None:
     cloud.run_after_statement(

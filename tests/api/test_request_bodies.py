@@ -198,7 +198,7 @@ def test_route_with_large_object_keys_has_body_schema() -> None:
     assert [route.path for route in ROUTES if route.large_keys and route.body is None] == []
 
 
-def test_fault_repeats_only_beginning_of_long_name(
+def test_client_error_text_is_short_when_name_in_request_is_very_long(
     make_cloud: Callable[..., Cloud], networks: Networks
 ) -> None:
     cloud = make_cloud(networks=networks)

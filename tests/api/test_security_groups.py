@@ -129,7 +129,7 @@ def test_server_security_groups_without_ports_are_empty(
         ([["web"], None], ["asked"]),
     ],
 )
-def test_server_shows_security_groups_of_its_ports_or_of_its_request(
+def test_server_shows_security_groups_of_ports_or_if_unknown_of_request(
     networked_cloud: Cloud,
     networks: Networks,
     port_groups: list[list[str] | None],

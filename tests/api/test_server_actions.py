@@ -126,7 +126,7 @@ def test_unknown_or_malformed_server_action_returns_400(
         {"createImage": {"name": "i", "colour": "red"}},
     ],
 )
-def test_server_action_below_v2_root_drops_unknown_keys(
+def test_server_action_accepts_unknown_keys_below_v2_root_only(
     cloud: Cloud, server: str, body: Any
 ) -> None:
     path = f"/servers/{server}/action"
@@ -134,7 +134,9 @@ def test_server_action_below_v2_root_drops_unknown_keys(
     assert cloud.call("POST", path, body, root="/v2").status_code in (200, 202)
 
 
-def test_removed_server_actions_return_410_or_404(cloud: Cloud, server: str) -> None:
+def test_reset_network_returns_410_and_rdp_console_from_2_6_returns_404(
+    cloud: Cloud, server: str
+) -> None:
     assert act(cloud, server, {"resetNetwork": None}, token="admin").status_code == 410
     assert act(cloud, server, {"os-getRDPConsole": {}}, "2.6").status_code == 404
 

@@ -37,7 +37,7 @@ def post_server(
     return cloud.call("POST", "/servers", body, mv=mv, headers=headers, token=token)
 
 
-def test_create_server_commits_server_and_action(cloud: Cloud) -> None:
+def test_create_server_returns_202_and_stores_server_and_due_action(cloud: Cloud) -> None:
     answer = post_server(
         cloud, metadata={"a": "b"}, accessIPv4="192.0.2.7", security_groups=[{"name": "web"}]
     )
@@ -136,7 +136,7 @@ def test_create_server_stores_fields_of_later_microversions(cloud: Cloud) -> Non
     )
 
 
-def test_create_server_stores_certificates_and_refuses_signed_image(cloud: Cloud) -> None:
+def test_create_server_stores_image_certificates_and_signed_image_returns_400(cloud: Cloud) -> None:
     certificates = {"networks": "none", "trusted_image_certificates": ["a", "b"]}
     server = post_server(cloud, "2.63", **certificates).json["server"]["id"]
     view = cloud.call("GET", f"/servers/{server}", mv="2.63").json["server"]
@@ -166,7 +166,7 @@ def test_create_server_with_files_sets_config_drive_and_encrypts_files(
     assert post_server(cloud, "2.57", networks="none", personality=[]).status_code == 400
 
 
-def test_create_server_copies_public_key(cloud: Cloud) -> None:
+def test_create_server_with_key_name_stores_public_key_of_key_pair(cloud: Cloud) -> None:
     cloud.call("POST", "/os-keypairs", {"keypair": {"name": "k"}})
     assert post_server(cloud, key_name="k").status_code == 202
     [row], [key] = cloud.rows(schema.servers), cloud.rows(schema.keypairs)
@@ -244,7 +244,7 @@ def test_create_server_over_quota_returns_403_with_each_resource(
     assert cloud.rows(schema.servers) == []
 
 
-def test_create_server_quota_ignores_deleted_servers_and_limit_minus_1(cloud: Cloud) -> None:
+def test_server_quota_ignores_deleted_servers_and_minus_1_is_unlimited(cloud: Cloud) -> None:
     cloud.call("PUT", f"/os-quota-sets/{PROJECT}", {"quota_set": {"instances": 1}}, token="admin")
     server = cloud.create()
     assert post_server(cloud).status_code == 403
@@ -339,7 +339,7 @@ def record_statements(cloud: Cloud, work: Callable[[], Any]) -> list[str]:
     return texts
 
 
-def test_create_server_costs_seven_statements_in_two_transactions(cloud: Cloud) -> None:
+def test_create_server_runs_seven_statements_and_nine_for_eight_servers(cloud: Cloud) -> None:
     # The first create inserts the project's row.
     post_server(cloud)
     single = record_statements(cloud, lambda: post_server(cloud))
@@ -374,7 +374,7 @@ def test_list_servers_statement_count_is_independent_of_rows(cloud: Cloud) -> No
     assert [count_statements("user"), count_statements("admin")] == empty == [1, 2]
 
 
-def test_concurrent_creates_share_one_transaction(cloud: Cloud) -> None:
+def test_creates_waiting_for_running_create_share_one_insert(cloud: Cloud) -> None:
     """Ten creates wait while the first transaction runs. The quota allows ten in total."""
     running, go = threading.Event(), threading.Event()
 
@@ -491,7 +491,7 @@ def test_create_server_uses_disk_config_of_image_unless_in_request(
     assert row.disk_config == expected
 
 
-def test_create_server_with_disk_config_disabled_by_image_returns_400(cloud: Cloud) -> None:
+def test_create_server_with_auto_disk_config_disabled_by_image_returns_400(cloud: Cloud) -> None:
     set_image_properties(cloud, auto_disk_config="disabled")
     answer = post_server(cloud, **{"OS-DCF:diskConfig": "AUTO"})
     assert answer.status_code == 400

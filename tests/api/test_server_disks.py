@@ -71,7 +71,9 @@ def read_refusal(cloud: Cloud, flavor: str, *mappings: dict[str, Any], mv: str =
 @pytest.mark.parametrize(
     ("flavor", "disk_gb"), [("both", 12), ("eph", 11), ("swap", 2), ("bare", 1)]
 )
-def test_create_server_has_local_disks_of_flavor(cloud: Cloud, flavor: str, disk_gb: int) -> None:
+def test_create_server_without_disks_in_request_counts_disk_size_of_flavor(
+    cloud: Cloud, flavor: str, disk_gb: int
+) -> None:
     assert (
         post_server(cloud, flavor).status_code
         == post_server(cloud, flavor, BOOT).status_code
@@ -239,7 +241,7 @@ def test_create_server_with_boot_disk_unlike_flavor_returns_400_with_field(
         [BOOT, BOOT],
     ],
 )
-def test_create_server_without_exactly_one_image_boot_disk_returns_400(
+def test_create_server_with_boot_order_other_than_one_image_returns_400(
     cloud: Cloud, mappings: list[dict[str, Any]]
 ) -> None:
     message = read_refusal(cloud, "both", *mappings)
@@ -249,7 +251,7 @@ def test_create_server_without_exactly_one_image_boot_disk_returns_400(
     )
 
 
-def test_create_server_refuses_volume_type_and_tag_of_local_disk(cloud: Cloud) -> None:
+def test_create_server_with_volume_type_or_tag_of_local_disk_returns_400(cloud: Cloud) -> None:
     assert read_refusal(cloud, "both", BOOT, {**BLANK, "volume_type": "ssd"}, mv="2.67").startswith(
         FIELD + ".volume_type: "
     )
@@ -259,7 +261,7 @@ def test_create_server_refuses_volume_type_and_tag_of_local_disk(cloud: Cloud) -
 
 
 @pytest.mark.parametrize("limit", [2, 4])
-def test_create_server_over_max_local_disks_returns_400(
+def test_create_server_returns_400_only_over_max_local_disks(
     make_cloud: Callable[..., Cloud], limit: int
 ) -> None:
     cloud = make_cloud(max_local_disks=limit)
@@ -323,7 +325,9 @@ def test_resize_over_max_local_disks_returns_400(two_disk_cloud: Cloud) -> None:
     assert two_disk_cloud.rows(schema.migrations) == []
 
 
-def test_resize_of_server_over_max_local_disks_may_keep_its_disks(two_disk_cloud: Cloud) -> None:
+def test_resize_of_server_over_max_local_disks_is_accepted_without_new_disk(
+    two_disk_cloud: Cloud,
+) -> None:
     server = post_server(two_disk_cloud, "eph").json["server"]["id"]
     two_disk_cloud.set_state(server)
     two_disk_cloud.change(

@@ -48,7 +48,7 @@ IMAGES = pytest.mark.parametrize(
 
 @IMAGES
 @pytest.mark.parametrize("mv", ["2.1", "2.44", "2.45", "2.104"])
-def test_create_image_and_backup_return_location_or_id_by_microversion(
+def test_create_image_and_backup_return_location_up_to_2_44_then_image_id(
     cloud: Cloud, server: str, key: str, more: Any, kind: Any, mv: str
 ) -> None:
     answer = act(cloud, server, key, {"name": "img", "metadata": {"mine": "1"}, **more}, mv)
@@ -86,7 +86,7 @@ def test_create_backup_with_rotation_0_returns_no_location(cloud: Cloud, server:
 
 
 @IMAGES
-def test_create_image_and_backup_limit_metadata_and_refuse_image_fields(
+def test_create_image_and_backup_return_403_over_metadata_limit_and_400_for_image_fields(
     cloud: Cloud, server: str, key: str, more: Any, kind: Any
 ) -> None:
     many = {"name": "img", "metadata": {str(number): "" for number in range(129)}, **more}
@@ -170,7 +170,7 @@ def test_image_password_and_state_actions_with_invalid_body_return_400(
         ("failed", 413, 403),
     ],
 )
-def test_create_image_waits_for_record_step_and_returns_its_failure(
+def test_create_image_waits_for_image_record_and_returns_its_failure(
     make_cloud: Any, event: str, refusal: int | None, status: int
 ) -> None:
     """The test plays the conductor and writes the outcome of the step while the request waits."""
@@ -214,7 +214,7 @@ def test_create_image_waits_for_record_step_and_returns_its_failure(
         assert fault == {"code": status, "message": "The image quota is used up."}
 
 
-def test_create_image_does_not_wait_when_wait_slots_are_in_use(make_cloud: Any) -> None:
+def test_create_image_returns_202_without_wait_when_wait_slots_are_in_use(make_cloud: Any) -> None:
     cloud: Cloud = make_cloud(answer_timeout_seconds=0.1, threads=4)
     server = cloud.create()
     cloud.set_state(server)

@@ -58,7 +58,7 @@ def server(cloud: Cloud) -> str:
     return server_id
 
 
-def test_server_topology_shows_host_nodes_to_admins_only(cloud: Cloud, server: str) -> None:
+def test_server_topology_shows_numa_nodes_of_host_to_admins_only(cloud: Cloud, server: str) -> None:
     own = [
         {"vcpu_set": [0, 1], "memory_mb": 256, "siblings": [[0, 1]]},
         {"vcpu_set": [2, 3], "memory_mb": 256, "siblings": [[2, 3]]},

@@ -134,7 +134,7 @@ def test_create_server_creates_boot_volume_from_image_or_snapshot(
     assert server.image_id is None
 
 
-def test_create_server_gives_device_names_to_volumes_and_disks(
+def test_create_server_names_devices_by_bus_boot_volume_first_then_swap(
     cloud: Cloud, volumes: Volumes
 ) -> None:
     rows = create_and_read_volumes(
@@ -267,7 +267,7 @@ def test_create_several_servers_creates_volumes_for_each(cloud: Cloud, volumes: 
     assert {row.volumes for row in cloud.rows(schema.servers)} == {2}
 
 
-def test_create_several_servers_creates_volumes_within_quota_only(
+def test_create_several_servers_creates_no_volume_over_server_quota(
     cloud: Cloud, volumes: Volumes
 ) -> None:
     assert post_server(cloud, FROM_IMAGE, min_count=1, max_count=20).status_code == 202
@@ -284,7 +284,7 @@ def test_create_server_over_volume_quota_returns_403_and_deletes_volumes(
     assert volumes.deleted == [volume["id"] for volume in volumes.created]
 
 
-def test_refused_create_server_deletes_new_volumes(
+def test_create_server_over_quota_at_commit_returns_403_deleting_volumes(
     cloud: Cloud, volumes: Volumes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(creation: Any) -> None:
@@ -298,7 +298,7 @@ def test_refused_create_server_deletes_new_volumes(
     )
 
 
-def test_create_server_with_uncertain_commit_keeps_new_volumes(
+def test_create_server_with_uncertain_commit_returns_503_and_keeps_volumes(
     cloud: Cloud, volumes: Volumes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail_uncertain(creation: Any) -> None:
@@ -309,7 +309,7 @@ def test_create_server_with_uncertain_commit_keeps_new_volumes(
     assert len(volumes.created) == 1 and volumes.deleted == []
 
 
-def test_refused_create_server_logs_volume_not_deleted(
+def test_refused_create_server_logs_new_volume_if_its_deletion_fails(
     cloud: Cloud, volumes: Volumes, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
     def refuse_delete(token: str, volume_id: str) -> None:
@@ -502,7 +502,7 @@ def test_list_volume_attachments_includes_boot_volume_not_yet_created(
         ),
     ],
 )
-def test_actions_without_support_for_boot_volumes_return_400(
+def test_rescue_backup_and_rebuild_of_server_on_volume_return_400_at_2_1(
     cloud: Cloud, volumes: Volumes, action: str, body: Any, text: str
 ) -> None:
     [row] = create_and_read_volumes(cloud, BOOT)

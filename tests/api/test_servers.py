@@ -152,7 +152,9 @@ def test_show_server_returns_values_of_row_flavor_and_image(cloud: Cloud) -> Non
         ({"forced_down": True, "disabled": True}, "DOWN"),
     ],
 )
-def test_show_server_has_status_of_host(cloud: Cloud, changes: dict[str, Any], status: str) -> None:
+def test_show_server_host_status_is_maintenance_if_disabled_down_if_forced(
+    cloud: Cloud, changes: dict[str, Any], status: str
+) -> None:
     server = cloud.create()
     assert (
         cloud.call("GET", f"/servers/{server}", mv="2.16", token="admin").json["server"][
@@ -170,7 +172,7 @@ def test_show_server_has_status_of_host(cloud: Cloud, changes: dict[str, Any], s
     )
 
 
-def test_show_server_has_fault_in_error_and_details_for_admins(cloud: Cloud) -> None:
+def test_show_server_has_fault_in_error_status_with_details_for_admins(cloud: Cloud) -> None:
     server = cloud.create()
     fault = {
         "code": 500,
@@ -245,7 +247,7 @@ def test_update_server_returns_keys_of_each_microversion_all_from_2_75(
     )
 
 
-def test_update_server_changes_fields_by_microversion(cloud: Cloud) -> None:
+def test_update_server_changes_fields_and_returns_400_before_their_version(cloud: Cloud) -> None:
     server = cloud.create()
     body = {
         "name": "n",
@@ -287,7 +289,7 @@ def test_update_server_changes_fields_by_microversion(cloud: Cloud) -> None:
         ("2.94", "h e", 400),
     ],
 )
-def test_update_hostname_allows_dots_from_2_94_and_refuses_invalid_names(
+def test_update_hostname_allows_dots_from_2_94_and_returns_400_if_invalid(
     cloud: Cloud, mv: str, hostname: str, status: int
 ) -> None:
     answer = cloud.call(
@@ -296,7 +298,7 @@ def test_update_hostname_allows_dots_from_2_94_and_refuses_invalid_names(
     assert answer.status_code == status
 
 
-def test_update_pinned_zone_accepts_null_and_own_zone_only(cloud: Cloud) -> None:
+def test_update_pinned_zone_accepts_null_and_own_zone_and_else_returns_409(cloud: Cloud) -> None:
     server = cloud.create(availability_zone="nova")
     cloud.set_state(server)
 
@@ -417,7 +419,9 @@ ORDERS = {
 }
 
 
-def test_list_servers_filters_and_sorts(cloud: Cloud, fleet: dict[str, str]) -> None:
+def test_list_servers_returns_names_in_order_for_each_filter_and_sort_key(
+    cloud: Cloud, fleet: dict[str, str]
+) -> None:
     assert {query: " ".join(list_names(cloud, query)) for query in ORDERS} == ORDERS
 
 
@@ -433,13 +437,13 @@ def test_list_servers_filters_and_sorts(cloud: Cloud, fleet: dict[str, str]) -> 
         ("?changes-since=2024-01-01&changes-before=2023-01-01", "user", "2.66", 400),
     ],
 )
-def test_list_servers_with_invalid_or_forbidden_query_is_refused(
+def test_list_servers_with_invalid_query_returns_400_with_forbidden_one_403(
     cloud: Cloud, query: str, token: str, mv: str, status: int
 ) -> None:
     list_names(cloud, query, mv, token, status)
 
 
-def test_list_servers_changes_filters_include_the_shown_second(cloud: Cloud) -> None:
+def test_list_servers_changes_since_and_before_include_the_shown_second(cloud: Cloud) -> None:
     server = cloud.create("late")
     cloud.set_state(server, updated_at=1_700_000_000_900_000)
     updated = cloud.call("GET", f"/servers/{server}").json["server"]["updated"]
@@ -508,7 +512,7 @@ def _get_without_schemas(cloud: Cloud, path: str, token: str) -> Any:
     return cloud.client.simulate_get("/v2.1" + path, query_string=query, headers=headers)
 
 
-def test_list_servers_by_admin_covers_all_tenants_and_filters(
+def test_list_servers_by_admin_covers_and_filters_all_only_with_all_tenants(
     cloud: Cloud, fleet: dict[str, str]
 ) -> None:
     assert list_names(cloud, "", token="admin") == []

@@ -178,7 +178,7 @@ def test_detach_share_begins_action_for_stopped_or_error_server(
         ("paused", "DELETE", 409),
     ],
 )
-def test_attach_and_detach_share_in_wrong_vm_state_return_409_at_once(
+def test_attach_and_detach_share_in_wrong_state_return_409_without_lookup(
     cloud_with_shares: Cloud, shares: Shares, server: str, vm_state: str, method: str, status: int
 ) -> None:
     attach(cloud_with_shares, server)
@@ -229,7 +229,9 @@ def test_attach_unusable_share_returns_409(
     assert cloud_with_shares.rows(schema.share_mappings) == []
 
 
-def test_unknown_share_returns_404(cloud_with_shares: Cloud, shares: Shares, server: str) -> None:
+def test_attach_show_and_detach_unknown_share_return_404(
+    cloud_with_shares: Cloud, shares: Shares, server: str
+) -> None:
     shares.by_id.clear()
     assert attach(cloud_with_shares, server).status_code == 404
     for method in ("GET", "DELETE"):
@@ -307,7 +309,7 @@ def test_attach_share_with_invalid_body_returns_400(
         ("stopped", {"evacuate": {}}),
     ],
 )
-def test_actions_on_server_with_shares_return_409(
+def test_suspend_rebuild_shelve_and_moves_of_server_with_shares_return_409(
     cloud_with_shares: Cloud, server: str, vm_state: str, action: dict[str, Any]
 ) -> None:
     attach(cloud_with_shares, server)

@@ -105,7 +105,7 @@ def process(request: pytest.FixtureRequest, tmp_path: Path, many_files: None) ->
 
 
 def test_slow_clients_do_not_delay_other_clients(process: Process) -> None:
-    """Many addresses stay below the limit per address, and one address exceeds the limit."""
+    """Each of many addresses has fewer unfinished requests and idle connections than its limit."""
     expected, _ = process.request()
     for number in range(SLOW):
         process.connect((HEAD, BODY, CHUNKED, b"G")[number % 4], f"127.0.1.{number % 8 + 1}")
@@ -171,7 +171,7 @@ def test_single_bytes_of_slow_clients_do_not_extend_timeout(strict_process: Proc
     assert time.monotonic() - started < 6
 
 
-def test_connections_of_one_address_are_limited_without_harm_to_others(
+def test_connection_over_limit_closes_oldest_of_same_address_not_of_others(
     strict_process: Process,
 ) -> None:
     first = [strict_process.connect(address="127.0.3.1") for _ in range(20)]
@@ -215,7 +215,9 @@ def application_port() -> Iterator[int]:
     assert process.wait(20) == 0
 
 
-def test_clients_without_reads_do_not_delay_other_clients(application_port: int) -> None:
+def test_clients_not_reading_their_answers_do_not_delay_other_clients(
+    application_port: int,
+) -> None:
     slow = [socket.create_connection(("127.0.0.1", application_port), 30) for _ in range(20)]
     for number, client in enumerate(slow):
         client.sendall(

@@ -231,7 +231,7 @@ def test_concurrent_creates_never_exceed_keystone_limit(cloud: Cloud, keystone: 
         ("ignore", ("class:VCPU", "servers", "class:MEMORY_MB", "class:DISK_GB"), -1, -1),
     ],
 )
-def test_resource_without_keystone_limit_follows_configured_strategy(
+def test_resource_without_keystone_limit_is_0_or_unlimited_as_configured(
     make_cloud: Any, keystone: Keystone, strategy: str, resources: Any, servers: int, cores: int
 ) -> None:
     keystone.registered = {"server_groups": 1}
@@ -278,7 +278,9 @@ def test_resize_counts_larger_flavor_until_confirmed_or_reverted(
     assert post_server(cloud).status_code == 202
 
 
-def test_server_with_unreadable_flavor_counts_by_its_row(cloud: Cloud, keystone: Keystone) -> None:
+def test_server_with_unreadable_flavor_counts_memory_of_its_row_in_quota(
+    cloud: Cloud, keystone: Keystone
+) -> None:
     keystone.own[PROJECT] = {"class:MEMORY_MB": 1024}
     server = cloud.create()
     cloud.change(schema.servers, schema.servers.c.id == server, flavor={"id": "1"})
@@ -335,7 +337,9 @@ def test_metadata_and_files_over_keystone_limit_return_403(
 
 
 # --- Keystone without an answer ---
-def test_requests_with_limits_return_503_without_keystone(cloud: Cloud, keystone: Keystone) -> None:
+def test_requests_needing_limits_return_503_when_keystone_is_down(
+    cloud: Cloud, keystone: Keystone
+) -> None:
     server = cloud.create(metadata={"a": "1"})
     cloud.set_state(server)
     keystone.down = True
@@ -366,7 +370,7 @@ def test_requests_with_limits_return_503_without_keystone(cloud: Cloud, keystone
 
 
 # --- the other driver ---
-def test_metadata_and_files_follow_quota_set_with_database_driver(make_cloud: Any) -> None:
+def test_metadata_and_files_over_quota_set_return_403_with_database_driver(make_cloud: Any) -> None:
     cloud: Cloud = make_cloud()
     limits = {"metadata_items": 1, "injected_files": 0}
     assert (

@@ -110,9 +110,7 @@ def test_show_usage_lists_servers_of_project(cloud: Cloud, fleet: dict[str, str]
     ] > 36 * 3600
 
 
-def test_show_usage_of_project_without_servers_is_empty(
-    cloud: Cloud, fleet: dict[str, str]
-) -> None:
+def test_show_usage_of_period_without_servers_is_empty(cloud: Cloud, fleet: dict[str, str]) -> None:
     assert get_usages(
         cloud, "start=2020-01-01T00:00:00&end=2020-02-01T00:00:00", path=f"{BASE}/{PROJECT}"
     ) == {"tenant_usage": {}}
@@ -176,7 +174,9 @@ def test_list_usage_with_invalid_query_returns_400(
 
 
 @pytest.mark.parametrize("text", ["2026-03-01T00:00:00.000000", "2026-03-01 00:00:00.0"])
-def test_list_usage_accepts_time_formats(cloud: Cloud, fleet: dict[str, str], text: str) -> None:
+def test_list_usage_accepts_start_with_fraction_and_with_t_or_space(
+    cloud: Cloud, fleet: dict[str, str], text: str
+) -> None:
     assert (
         get_usages(cloud, f"start={text}&end=2026-04-01T00:00:00")["tenant_usages"][0][
             "total_hours"
@@ -240,7 +240,7 @@ def test_usage_audit_log_shows_empty_period_before_the_requested_time(
     }
 
 
-def test_usage_audit_log_of_last_month_is_for_admins(cloud: Cloud) -> None:
+def test_usage_audit_log_of_last_month_returns_403_except_to_admin(cloud: Cloud) -> None:
     path = "/os-instance_usage_audit_log"
     log = cloud.call("GET", path, token="admin").json["instance_usage_audit_logs"]
     assert log["period_beginning"] < log["period_ending"] and log["log"] == {}

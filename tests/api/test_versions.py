@@ -43,7 +43,7 @@ def test_version_root_returns_document_with_and_without_slash(
 
 
 @pytest.mark.parametrize(("root", "ident"), [("/v2.1", "v2.1"), ("/v2", "v2.0")])
-def test_version_document_below_project_is_for_its_members(
+def test_version_document_below_project_returns_400_to_other_projects(
     cloud: Cloud, root: str, ident: str
 ) -> None:
     answer = cloud.call("GET", f"/{PROJECT}/", root=root)
@@ -130,7 +130,7 @@ def test_request_chooses_microversion_by_header_and_answer_repeats_it(
         ),
     ],
 )
-def test_unsupported_or_malformed_microversion_is_refused(
+def test_unsupported_microversion_returns_406_and_malformed_one_400(
     cloud: Cloud, requested: str, status: int, kind: str, text: str
 ) -> None:
     answer = cloud.call("GET", "/servers", mv=requested)
@@ -194,7 +194,7 @@ def test_v2_root_ignores_microversion_and_drops_unknown_keys(cloud: Cloud) -> No
         ("GET", "/os-hypervisors/statistics", "2.88", 404, "itemNotFound"),
     ],
 )
-def test_unknown_path_method_or_version_of_route_is_refused(
+def test_unknown_path_or_version_returns_404_method_405_and_nul_query_400(
     cloud: Cloud, method: str, path: str, mv: str, status: int, kind: str
 ) -> None:
     answer = cloud.call(method, path, mv=mv, token="admin")

@@ -332,7 +332,7 @@ def test_swap_volume_changes_delete_on_termination_too(cloud: Cloud, migrating_s
 
 
 @pytest.mark.parametrize(("token", "status"), [("user", 403), ("service", 404)])
-def test_swap_volume_is_refused_to_users_and_foreign_service(
+def test_swap_volume_returns_403_to_users_and_404_to_foreign_service(
     cloud: Cloud, migrating_server: str, token: str, status: int
 ) -> None:
     for mv in ("2.1", "2.85"):
@@ -353,7 +353,7 @@ def test_swap_volume_is_refused_to_users_and_foreign_service(
         (OTHER, {"encrypted": True}, 400, "is encrypted"),
     ],
 )
-def test_swap_volume_of_unusable_volumes_is_refused(
+def test_swap_volume_returns_409_if_not_migrating_and_400_if_unusable(
     cloud: Cloud,
     volumes: Volumes,
     migrating_server: str,
@@ -367,7 +367,7 @@ def test_swap_volume_of_unusable_volumes_is_refused(
     assert find_actions(cloud, "swap_volume") == []
 
 
-def test_swap_volume_refuses_multiattach_missing_volume_and_wrong_state(
+def test_swap_volume_returns_400_for_multiattach_or_missing_target_and_409_if_stopped(
     cloud: Cloud, volumes: Volumes, migrating_server: str
 ) -> None:
     volumes.change(VOLUME, servers=(migrating_server, OTHER))
@@ -384,7 +384,9 @@ def test_swap_volume_refuses_multiattach_missing_volume_and_wrong_state(
     assert "could not be found" in read_refusal(swap_volume(cloud, migrating_server), 404)
 
 
-def test_volume_attachment_without_id_is_hidden_from_2_89(cloud: Cloud, server: str) -> None:
+def test_volume_attachment_without_attachment_id_is_hidden_from_2_89(
+    cloud: Cloud, server: str
+) -> None:
     attach(cloud, server)
     for mv, is_shown in (("2.88", True), ("2.89", False)):
         assert bool(cloud.call("GET", path(server), mv=mv).json["volumeAttachments"]) is is_shown

@@ -37,7 +37,7 @@ def call_route(cloud: Cloud, route: Any, **more: Any) -> Any:
 
 
 @pytest.mark.parametrize("route", PROXIES, ids=lambda route: f"{route.method} {route.path}")
-def test_volume_proxies_end_with_2_36_and_need_role_and_volume_service(
+def test_volume_proxy_returns_404_from_2_36_write_403_to_reader_create_501_if_no_service(
     cloud: Cloud, volumes: Volumes, route: Any
 ) -> None:
     assert call_route(cloud, route, mv="2.36").status_code == 404

@@ -141,7 +141,7 @@ def test_create_image_does_not_quiesce_stopped_guest(
 
 
 @pytest.mark.parametrize(("required", "status"), [("yes", 409), ("no", 202)])
-def test_create_image_without_quiesce_fails_only_if_image_requires_quiesce(
+def test_create_image_with_failed_quiesce_returns_409_only_if_required(
     cloud: Cloud, volumes: Volumes, server: str, required: str, status: int
 ) -> None:
     image = {"id": "", "properties": {"os_require_quiesce": required}}
@@ -154,7 +154,7 @@ def test_create_image_without_quiesce_fails_only_if_image_requires_quiesce(
         assert "os_require_quiesce" in answer.text
 
 
-def test_create_image_deletes_snapshots_when_service_refuses_or_fails(
+def test_create_image_over_snapshot_quota_or_in_error_deletes_snapshots(
     cloud: Cloud, volumes: Volumes, server: str
 ) -> None:
     volumes.snapshot_quota = 0
@@ -246,7 +246,9 @@ def test_create_server_from_image_of_snapshots_boots_from_volume(
     assert volumes.created[0]["snapshot_id"] == SNAPSHOT
 
 
-def test_create_server_mapping_replaces_mapping_of_image(cloud: Cloud, volumes: Volumes) -> None:
+def test_create_server_mapping_replaces_image_mapping_of_same_device(
+    cloud: Cloud, volumes: Volumes
+) -> None:
     second = {**SNAPSHOT_MAPPING, "boot_index": -1, "device_name": "/dev/vdb"}
     set_image_mappings(cloud, volumes, SNAPSHOT_MAPPING, second)
     rows = create_and_read_volumes(cloud, {**BLANK, "device_name": "vdb"}, image=IMAGE)

@@ -75,7 +75,7 @@ def add_host2_in_az1(cloud: Cloud) -> Cloud:
         ("nova:host2", ("az1", "host2", True, "az1")),
     ],
 )
-def test_create_server_with_forced_host_by_admin_uses_zone_of_host(
+def test_create_server_by_admin_on_forced_host_pins_its_zone_if_zone_given(
     zoned_cloud: Cloud, text: str, expected: Any
 ) -> None:
     assert (
@@ -126,7 +126,7 @@ def test_create_server_with_requested_host_does_not_force_host(zoned_cloud: Clou
         ),
     ],
 )
-def test_create_server_with_unknown_host_or_zone_returns_400(
+def test_create_server_with_unknown_or_invalid_host_or_zone_returns_400(
     cloud: Cloud, change: dict[str, Any], text: str
 ) -> None:
     assert read_refusal(post_server(cloud, "2.74", "admin", **change)) == text
@@ -367,7 +367,7 @@ def add_flavor_with_specs(cloud: Cloud, **specs: str) -> str:
         ({"pci_passthrough:alias": "gpu:1"}, {}, "pci_passthrough:alias"),
     ],
 )
-def test_create_server_with_unsupported_hardware_returns_400_by_name(
+def test_create_server_with_unsupported_hardware_returns_400_with_its_key(
     cloud: Cloud, specs: dict[str, str], properties: dict[str, str], name: str
 ) -> None:
     cloud.images.images[IMAGE].ref.properties.update(properties)

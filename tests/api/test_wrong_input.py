@@ -102,7 +102,7 @@ KINDS = {
     [row[1:] for row in CREATES],
     ids=[row[0] for row in CREATES],
 )
-def test_create_server_with_invalid_field_is_refused_with_reason(
+def test_create_server_returns_400_for_invalid_and_403_for_forbidden_field(
     cloud: Cloud, mv: str, change: dict[str, Any], status: int, message: str
 ) -> None:
     answer = cloud.call("POST", "/servers", {"server": {**GOOD, **change}}, mv=mv)
@@ -112,7 +112,7 @@ def test_create_server_with_invalid_field_is_refused_with_reason(
     assert cloud.wakeup.count == 0
 
 
-def test_create_server_with_name_of_256_returns_400_with_short_message(cloud: Cloud) -> None:
+def test_create_server_accepts_name_of_255_letters_and_returns_400_for_256(cloud: Cloud) -> None:
     assert (
         cloud.call("POST", "/servers", {"server": {**GOOD, "name": "x" * 255}}).status_code == 202
     )
@@ -300,7 +300,7 @@ def test_body_of_10_mib_returns_413_without_a_read(cloud: Cloud) -> None:
     assert body.requested_bytes == 0
 
 
-def test_body_of_unknown_length_is_read_up_to_the_limit(cloud: Cloud) -> None:
+def test_body_of_unknown_length_is_read_up_to_limit_and_returns_413(cloud: Cloud) -> None:
     body = Endless()
     answer = cloud.client.simulate_post(
         "/v2.1/servers",
@@ -322,7 +322,9 @@ def test_body_with_content_type_xml_returns_415(cloud: Cloud) -> None:
 @pytest.mark.parametrize(
     "media_type", ["application/vnd.openstack.compute+json", "text/plain", "text/plain; charset=x"]
 )
-def test_body_with_media_type_of_nova_is_accepted(cloud: Cloud, media_type: str) -> None:
+def test_json_body_with_media_type_of_nova_or_text_is_accepted(
+    cloud: Cloud, media_type: str
+) -> None:
     body = b'{"keypair": {"name": "k"}}'
     headers = {"Content-Type": media_type}
     assert cloud.call("POST", "/os-keypairs", raw=body, headers=headers).status_code == 200
@@ -336,7 +338,7 @@ def test_body_with_media_type_of_nova_is_accepted(cloud: Cloud, media_type: str)
         (5, "Its type is not string."),
     ],
 )
-def test_refusal_of_user_data_has_reason_without_value(
+def test_create_server_with_invalid_user_data_returns_400_without_value(
     cloud: Cloud, user_data: object, reason: str
 ) -> None:
     body = {"server": {"name": "a", "imageRef": IMAGE, "flavorRef": "1", "user_data": user_data}}
@@ -528,7 +530,7 @@ def test_unknown_query_parameter_returns_400_from_strict_microversion(
         ),
     ],
 )
-def test_create_server_with_image_unfit_for_flavor_returns_400(
+def test_create_server_with_inactive_image_or_too_small_flavor_returns_400(
     cloud: Cloud, change: dict[str, Any], message: str
 ) -> None:
     cloud.images.images[IMAGE] = replace(cloud.images.images[IMAGE], **change)
@@ -536,7 +538,7 @@ def test_create_server_with_image_unfit_for_flavor_returns_400(
     assert answer.json == {"badRequest": {"code": 400, "message": message}}
 
 
-def test_create_server_with_diskless_flavor_needs_admin(cloud: Cloud) -> None:
+def test_create_server_with_diskless_flavor_returns_403_except_to_admin(cloud: Cloud) -> None:
     cloud.add_flavor(Flavor("0", "nodisk", 1, 64, 0))
     assert cloud.call("POST", "/servers", {"server": {**GOOD, "flavorRef": "0"}}).status_code == 403
     assert (
@@ -560,7 +562,9 @@ class BrokenBody:
 
 
 @pytest.mark.parametrize("problem", [InvalidChunkSize(b"zz"), ConnectionResetError("gone")])
-def test_body_of_broken_connection_returns_400(cloud: Cloud, problem: Exception) -> None:
+def test_body_of_broken_connection_or_invalid_chunk_returns_400(
+    cloud: Cloud, problem: Exception
+) -> None:
     answer = cloud.client.simulate_request(
         "POST",
         "/v2.1/servers",

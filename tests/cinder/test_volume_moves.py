@@ -251,7 +251,7 @@ def _check_volume_did_not_move(
     assert [entry.id for entry in service.client.attachments(service.token, server)] == [attachment]
 
 
-def test_encrypted_volume_is_refused_at_attach_and_retype(
+def test_attach_encrypted_volume_and_swap_for_encrypted_retype_return_400(
     cloud: Cloud, service: Service, api: Api, types: dict[str, str]
 ) -> None:
     type_id = send_request(service, "POST", "/types", {"volume_type": {"name": "secret"}})[

@@ -104,7 +104,7 @@ def test_set_zone_of_aggregate_while_host_joins_other_zone_fails_for_one(store: 
         assert len([problem for problem in refused if problem]) == 1, refused
 
 
-def test_claim_while_host_moves_to_other_zone_succeeds_either_way(store: Store) -> None:
+def test_claim_without_zone_succeeds_while_host_moves_to_other_zone(store: Store) -> None:
     """Either the claim is first and the host stays, or the host moves first."""
     for number in range(ROUNDS):
         host = f"h{number}"
@@ -138,7 +138,7 @@ def test_claim_in_requested_zone_fails_on_host_of_other_zone(store: Store) -> No
             place(store, host, zone)()
 
 
-def test_zone_is_open_only_while_it_has_enabled_host(store: Store) -> None:
+def test_zone_is_available_only_while_it_has_enabled_host(store: Store) -> None:
     def is_open(zone: str) -> bool:
         return store.read(lambda tx: zones.is_open(tx, zone, "nova"))
 
@@ -241,7 +241,7 @@ def test_host_removal_while_host_joins_aggregate_leaves_no_membership(store: Sto
     assert store.read(doctor.check) == []
 
 
-def test_host_removal_during_reconnect_of_fenced_host_keeps_cleanup(store: Store) -> None:
+def test_removal_of_fenced_host_during_reconnect_fails_keeping_cleanup(store: Store) -> None:
     """The earlier fencing does not apply to the returned host.
 
     The pending cleanup is neither dropped nor given to another host.
@@ -348,7 +348,7 @@ def test_image_to_prefetch_is_sent_by_one_conductor_and_kept_until_cached(
     assert len(store.read(lambda tx: tx.execute(sa.select(schema.host_images)).all())) == 6
 
 
-def test_zones_and_hosts_are_listed_by_filters_of_api(store: Store) -> None:
+def test_hosts_are_listed_by_pattern_marker_and_id_and_zones_by_host(store: Store) -> None:
     for number in range(5):
         new_host(store, f"h{number}.100%")
     make(store, "rack", "az1", "h1.100%")

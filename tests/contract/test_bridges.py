@@ -51,7 +51,7 @@ def assert_ready(name: str) -> None:
     assert not ipv6.exists() or ipv6.read_text() == "1\n"
 
 
-def test_bridge_helper_makes_bridge_up_and_without_host_address(
+def test_bridge_helper_makes_bridge_up_without_stp_forward_delay_or_ipv6(
     helper: BridgeHelper, name: str
 ) -> None:
     helper.ensure(["kv-0123abcdef", name, "br-int"])
@@ -67,7 +67,7 @@ def test_bridge_helper_leaves_settings_of_existing_bridge(helper: BridgeHelper, 
     assert read_attribute(name, "bridge/forward_delay") == "300"
 
 
-def test_bridge_helper_completes_half_made_bridge(helper: BridgeHelper, name: str) -> None:
+def test_bridge_helper_completes_existing_bridge_left_down(helper: BridgeHelper, name: str) -> None:
     ip("link", "add", name, "type", "bridge", "forward_delay", "0")
     helper.ensure([name])
     assert_ready(name)

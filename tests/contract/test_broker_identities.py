@@ -150,7 +150,9 @@ def test_conductor_declares_lost_host_queue_again(world: World, broker: Broker) 
             assert here.wait_for(number)
 
 
-def test_conductor_replaces_host_queue_with_other_arguments(world: World, broker: Broker) -> None:
+def test_conductor_replaces_host_queue_declared_with_wrong_arguments(
+    world: World, broker: Broker
+) -> None:
     queue = host_queue(PREFIX, "h2")
     arguments = {
         "x-dead-letter-exchange": exchange(PREFIX),

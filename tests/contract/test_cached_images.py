@@ -107,7 +107,7 @@ def test_prefetch_notifies_hosts_together_when_both_are_complete(store: Store, n
     ]
 
 
-def test_prefetch_reports_abandoned_images_as_failed(store: Store, number: int) -> None:
+def test_prefetch_notifies_images_not_cached_in_time_as_failed(store: Store, number: int) -> None:
     request_images(store, number, *BOTH)
     record_report(store, "h1", i1="", i2="it broke off")
     record_report(store, "h2", i1="", i2="")
@@ -167,7 +167,9 @@ def test_prefetch_for_deleted_aggregate_sends_no_notification(store: Store, numb
     assert sweep_notifications(store) == [] and stored_rows(store) == []
 
 
-def test_prefetch_rows_are_deleted_when_notifications_are_off(store: Store, number: int) -> None:
+def test_prefetch_rows_of_cached_images_are_deleted_if_notifications_off(
+    store: Store, number: int
+) -> None:
     """This includes rows that a conductor kept while notifications were on."""
     request_images(store, number, *BOTH)
     record_report(store, "h1", i1="")

@@ -36,7 +36,7 @@ def count(store: Store, table: sa.Table) -> int:
     return store.read(lambda tx: tx.scalar(sa.select(sa.func.count()).select_from(table))) or 0
 
 
-def test_store_write_with_check_does_not_repeat_committed_work(
+def test_store_write_with_check_repeats_work_only_if_commit_was_lost(
     store: Store, is_committed: bool
 ) -> None:
     runs: list[str] = []
@@ -94,7 +94,7 @@ def test_batched_server_creates_happen_once_when_commit_is_unknown(
     assert count(store, schema.servers) == count(store, schema.actions) == 2
 
 
-def test_create_server_with_key_happens_once_when_commit_is_unknown(
+def test_create_server_with_idempotency_key_happens_once_if_commit_unknown(
     store: Store, is_committed: bool
 ) -> None:
     creator, request = Creator(store, LIMITS), creation(key="k")

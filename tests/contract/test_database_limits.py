@@ -96,7 +96,7 @@ def test_vanished_database_client_releases_row_lock_within_seconds(
         assert vanished_client.result(10) < 6
 
 
-def test_store_fails_within_timeout_when_database_is_unreachable(
+def test_store_raises_no_store_in_time_when_database_is_unreachable(
     wire: Wire, stores: Callable[..., Store]
 ) -> None:
     wire.freeze()
@@ -158,7 +158,7 @@ def test_store_transaction_sends_no_ping(wire: Wire, stores: Callable[..., Store
     assert wire.chunks - before == {"postgresql": 3, "mysql": 2}[store.dialect_name]
 
 
-def test_locked_project_does_not_delay_creates_of_other_projects(
+def test_row_lock_of_project_does_not_delay_creates_of_other_projects(
     stores: Callable[..., Store],
 ) -> None:
     store = stores()
@@ -197,7 +197,9 @@ def test_locked_project_does_not_delay_creates_of_other_projects(
     assert sorted(responses) == ["free", "held", "leader"]
 
 
-def test_locked_server_does_not_delay_work_on_other_servers(stores: Callable[..., Store]) -> None:
+def test_row_lock_of_server_does_not_delay_work_on_other_servers(
+    stores: Callable[..., Store],
+) -> None:
     """This holds for a round of the runner and for a batch of reports."""
     store = stores()
     cloud = Cloud(store, Realtime())

@@ -55,7 +55,7 @@ def take(store: Store, owner: str) -> list[str]:
     return [action.id for action in store.write(lambda tx: host_actions.take(tx, owner))]
 
 
-def test_host_action_show_returns_begun_action(store: Store) -> None:
+def test_begun_host_action_is_open_action_of_host_and_in_its_list(store: Store) -> None:
     action = begin(store)
     assert (action.host, action.name, action.state, action.args) == (
         "h1",

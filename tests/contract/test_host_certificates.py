@@ -150,7 +150,7 @@ def certificate_of_other_authority(site: Site, own: Certificate) -> Certificate:
         (certificate_of_other_authority, "not of this cloud's authority"),
     ],
 )
-def test_renew_with_foreign_or_expired_certificate_raises_bad_request(
+def test_renew_with_foreign_expired_or_keyless_certificate_is_bad_request(
     site: Site, shown: Any, why: str
 ) -> None:
     present = shown(site, Certificate.read(str(site.file().path)))

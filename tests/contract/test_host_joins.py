@@ -114,7 +114,7 @@ def test_host_invite_of_joined_host_raises_conflict(store: Store) -> None:
     assert store.read(host_keys.generations)["h1"].newest == number
 
 
-def test_host_without_key_is_invited_again_and_keeps_session(store: Store) -> None:
+def test_registered_host_without_key_can_be_invited_and_keeps_session(store: Store) -> None:
     """For example, a host of a release without keys. The guests stay."""
     store.write(lambda tx: hosts.register(tx, "h1", "boot", INVENTORY))
     number = invite(store)
@@ -224,7 +224,7 @@ def test_join_key_is_refused_for_other_messages_and_other_keys_for_join(
     assert client.look().refusal == ""
 
 
-def test_join_with_replaced_token_is_not_answered(rig: Rig) -> None:
+def test_join_look_with_replaced_token_is_not_answered(rig: Rig) -> None:
     older = rig.token()
     rig.token()
     with pytest.raises(errors.NoAnswer):

@@ -246,7 +246,7 @@ def test_agent_query_returns_answer_and_raises_problem_of_host(world: World) -> 
     assert (type(caught.value), caught.value.text) == (errors.Problem, errors.Problem().text)
 
 
-def test_host_report_is_handled_by_one_of_two_conductors(world: World) -> None:
+def test_each_host_report_reaches_exactly_one_of_two_conductors(world: World) -> None:
     both = CallRecorder((SyncAnswer(3), None)), CallRecorder((SyncAnswer(3), None))
     for recorder in both:
         world.serve_conductor(recorder)
@@ -320,7 +320,7 @@ def test_metrics_count_lost_messages_and_connections_of_both_transports(world: W
     assert value("broker_connections", result="opened") >= 2
 
 
-def test_host_link_logs_connection_failure_once_a_minute(
+def test_host_link_log_shows_repeated_connection_failure_once(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
@@ -423,7 +423,7 @@ def test_command_secrets_are_not_readable_at_broker(world: World) -> None:
     assert json.loads(bodies[0].partition(b"\n")[0])["host"] == "h1"
 
 
-def test_replayed_command_is_handled_once(world: World) -> None:
+def test_host_executes_replayed_command_once_and_refuses_repeats(world: World) -> None:
     here = CallRecorder()
     link = world.serve_host("h1", here)
     _, body = pack(
@@ -542,7 +542,7 @@ def test_broker_drops_flood_of_host_and_conductor_answers_other_host(
     assert link.sync(Sync("h2", 3), 5) == (SyncAnswer(3), None)
 
 
-def test_new_conductor_lifts_quarantine_of_host_after_death_of_first(world: World) -> None:
+def test_new_conductor_lifts_quarantine_of_host_after_close_of_first(world: World) -> None:
     recorder = CallRecorder((SyncAnswer(3), None))
     first = world.serve_conductor(recorder)
     flood(world, f"{REPORTS}.h1", 4 * host_bounds.FLOOD_MESSAGES)
@@ -617,7 +617,7 @@ def test_malformed_command_does_not_block_other_commands(
 
 
 def test_conductor_refuses_host_report_under_other_name(world: World) -> None:
-    """A host can neither use another name with the genuine key nor with an invented key."""
+    """Neither the report nor the sender's name may name another host than the owner of the key."""
     recorder = CallRecorder((SyncAnswer(3), None))
     control = world.serve_conductor(recorder)
     stolen = conductor.ConductorClient(world.host("h1"))

@@ -203,7 +203,7 @@ def test_host_states_have_groups_actions_metrics_and_images(store: Store, look: 
 # fmt: on
 
 
-def test_host_states_marks_contain_new_aggregate_and_new_host(store: Store) -> None:
+def test_host_states_change_marks_contain_new_aggregate_and_new_host(store: Store) -> None:
     empty = store.read(lambda tx: host_states.marks(tx, 0))
     assert (empty.number, empty.total, empty.newest, empty.changed) == (
         0,

@@ -29,7 +29,7 @@ def run_round(store: Store, conductor: IdleConductor) -> list[tuple[str, Any]]:
     return statements
 
 
-def test_idle_conductor_round_runs_same_statements_after_years(
+def test_idle_conductor_round_on_full_tables_adds_no_statement_or_scan(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     conductor = IdleConductor(store)

@@ -89,7 +89,7 @@ def image_status(admin: Any, service: ImageClient, image: str) -> str:
     return service.show(image, admin.session.get_token()).status
 
 
-def test_image_gateway_lets_host_download_image_of_command(
+def test_image_gateway_lets_host_download_image_of_its_ticket(
     gateway: Process, admin: Any, service: ImageClient
 ) -> None:
     image = create_image(admin, service)
@@ -109,7 +109,7 @@ def test_image_gateway_lets_host_download_image_of_command(
     assert not {"owner", "name", "locations", "direct_url"} & set(record)
 
 
-def test_image_gateway_lets_host_upload_image_of_command(
+def test_image_gateway_lets_host_upload_image_of_its_ticket(
     gateway: Process, admin: Any, service: ImageClient
 ) -> None:
     image = create_image(admin, service, None)
@@ -189,7 +189,7 @@ def test_image_gateway_ticket_opens_no_other_image_or_service(
     )
 
 
-def test_image_gateway_refuses_expired_or_forged_ticket(
+def test_image_gateway_returns_401_for_expired_or_forged_ticket(
     gateway: Process, admin: Any, service: ImageClient
 ) -> None:
     image = create_image(admin, service)

@@ -94,7 +94,7 @@ def test_image_gateway_interrupted_download_raises_unavailable(
         (503, b"Not now", errors.Unavailable),
     ],
 )
-def test_image_gateway_maps_refusals_of_image_service(
+def test_image_gateway_passes_on_refusals_but_turns_401_and_500_into_503(
     gateway: Process, service: Service, status: int, words: bytes, kind: type[errors.Problem]
 ) -> None:
     service.respond_with(

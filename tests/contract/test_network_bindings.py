@@ -185,7 +185,7 @@ def test_unbind_at_keeps_active_port_binding(rig: Rig) -> None:
     assert (bound_host(rig, port), rig.inactive(port)) == ("h1", [])
 
 
-def test_bind_also_of_port_on_dead_host_returns_binding_failed(rig: Rig) -> None:
+def test_bind_also_of_port_on_host_unable_to_bind_returns_binding_failed(rig: Rig) -> None:
     port = rig.port("h1")
     for _ in range(4):  # The circuit breaker would open after three failures.
         also = rig.service.bind_also(rig.service.port(port), rig.dead)
@@ -207,7 +207,7 @@ def test_port_binding_of_missing_port_raises_not_found_except_unbind(rig: Rig) -
     rig.service.unbind_at(port, "h2")
 
 
-def test_port_update_of_host_id_removes_other_binding(rig: Rig) -> None:
+def test_port_update_of_host_id_to_other_host_removes_old_binding(rig: Rig) -> None:
     port = rig.port("h1")
     rig.service.bind_also(rig.service.port(port), "h2")
     rig.service.update(port, {"binding:host_id": "h1"})

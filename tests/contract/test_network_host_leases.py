@@ -154,7 +154,9 @@ CHANGES: dict[str, tuple[Ports, set[str], bool]] = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_dhcp_leases_are_removed_with_port_when_host_part_is_killed(rig: Rig, change: str) -> None:
+def test_dhcp_leases_follow_ports_even_if_host_part_is_killed_at_any_line(
+    rig: Rig, change: str
+) -> None:
     ports, remaining, undisturbed = CHANGES[change]
     rig.begin()
     before = rig.pid()

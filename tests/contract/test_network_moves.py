@@ -304,7 +304,7 @@ def run_connection_end(guest: Guest, *words: str, listens: bool = False) -> Iter
 
 
 @pytest.mark.parametrize("role", ["server", "client", "reader"])
-def test_tcp_connection_survives_live_migration_until_groups_forbid_it(
+def test_tcp_connection_survives_migration_until_security_groups_removed(
     cloud: Cloud, role: str
 ) -> None:
     network, out, m2 = cloud.network(), cloud.group("egress"), cloud.lab.machines["m2"]

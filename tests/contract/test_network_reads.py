@@ -238,7 +238,7 @@ def test_networks_of_project_include_shared_and_requested_external_ones(rig: Rig
     assert names(rig.client.networks("admin", MINE, [foreign])) == ["foreign"]
 
 
-def test_subnets_are_listed_by_networks(rig: Rig) -> None:
+def test_subnet_list_returns_subnets_of_given_networks(rig: Rig) -> None:
     red, blue = rig.add_network("red", MINE), rig.add_network("blue", MINE, "fd00::/64")
     subnets = rig.client.subnets("mine", [red, blue])
     assert sorted((subnet["network_id"], subnet["cidr"]) for subnet in subnets) == sorted(
@@ -279,7 +279,7 @@ def test_port_without_address_has_no_fixed_ips(rig: Rig) -> None:
     assert rig.client.port("mine", port)["fixed_ips"] == []
 
 
-def test_security_groups_are_listed_by_project(rig: Rig) -> None:
+def test_security_group_list_contains_only_groups_of_project(rig: Rig) -> None:
     web, theirs = rig.add_group("web", MINE), rig.add_group("theirs", OTHER)
     groups = {group["id"]: group for group in rig.client.security_groups("mine", MINE)}
     assert groups[web] == {"id": web, "name": "web"}
@@ -302,7 +302,7 @@ def test_ports_left_is_port_quota_minus_ports_or_minus_1_when_unlimited(rig: Rig
     assert rig.client.ports_left("mine", MINE) == -1
 
 
-def test_server_interfaces_contain_groups_and_addresses(rig: Rig) -> None:
+def test_server_interfaces_contain_security_groups_and_addresses(rig: Rig) -> None:
     red, server = rig.add_network("red", MINE), ids.new()
     groups = [rig.add_group(name, MINE) for name in ("web", "db")]
     port = rig.add_port(
@@ -328,7 +328,7 @@ def test_server_interfaces_contain_groups_and_addresses(rig: Rig) -> None:
     assert rig.client.interfaces("mine", ids.new()) == []
 
 
-def test_security_group_create_update_and_delete_by_user(rig: Rig) -> None:
+def test_user_creates_updates_and_deletes_own_unused_security_group(rig: Rig) -> None:
     client = rig.client
     group = client.create("mine", "security-groups", {"name": "web", "description": "d"})
     assert (group["name"], group["description"], group["project_id"]) == ("web", "d", MINE)
@@ -360,7 +360,7 @@ def test_security_group_create_update_and_delete_by_user(rig: Rig) -> None:
         client.record("mine", "security-groups", unused)
 
 
-def test_security_group_rule_create_and_delete_by_user(rig: Rig) -> None:
+def test_security_group_rule_can_be_created_and_deleted_only_once_by_user(rig: Rig) -> None:
     client, web = rig.client, rig.add_group("web", MINE)
     rule_request = {
         "security_group_id": web,
@@ -385,7 +385,7 @@ def test_security_group_rule_create_and_delete_by_user(rig: Rig) -> None:
         client.delete("mine", "security-group-rules", rule["id"])
 
 
-def test_floating_ip_create_associate_and_delete_by_user(rig: Rig) -> None:
+def test_user_creates_floating_ip_for_port_behind_router_and_deletes_it(rig: Rig) -> None:
     client, red = rig.client, rig.add_network("red", MINE)
     public = rig.add_network("public", OTHER, "172.24.4.0/29", external=True)
     port, second = rig.add_port(red, MINE, "10.0.0.9"), rig.add_port(red, MINE, "10.0.0.10")

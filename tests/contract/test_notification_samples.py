@@ -233,7 +233,7 @@ def test_server_notifications_match_nova_samples(samples: Path) -> None:
     assert len(events) > 60
 
 
-def test_other_notifications_match_nova_samples(samples: Path) -> None:
+def test_notifications_not_about_servers_match_nova_samples(samples: Path) -> None:
     store = memory_store(Time())
     store.notify_with(NotificationSettings("api"))
     change_all_but_servers(store)

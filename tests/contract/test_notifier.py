@@ -139,7 +139,9 @@ def add_server(store: Store) -> str:
     return name
 
 
-def test_notifier_sends_both_formats_to_listener(notifier: Notifier, listener: Listener) -> None:
+def test_notifier_sends_versioned_and_unversioned_format_to_listener(
+    notifier: Notifier, listener: Listener
+) -> None:
     for message in (NEWER, OLDER):
         notifier.send(message)
     await_true(lambda: len(listener.received) == 2, 10, "both arrive")
@@ -149,7 +151,7 @@ def test_notifier_sends_both_formats_to_listener(notifier: Notifier, listener: L
     assert older[:4] == ("error", OLDER.publisher, OLDER.event, OLDER.payload)
 
 
-def test_notification_without_listener_is_kept_in_queue(
+def test_notification_sent_before_listener_exists_is_received_later(
     notifier: Notifier, conf: cfg.ConfigOpts, rabbitmq_url: str
 ) -> None:
     notifier.send(NEWER)
@@ -204,7 +206,7 @@ def test_notifier_reopens_closed_channel(
     await_true(is_sent, 20, "it is taken again")
 
 
-def test_action_notifications_arrive_in_order_from_start_to_error(
+def test_stop_and_delete_notifications_arrive_with_starts_in_order(
     notifier: Notifier, listener: Listener, store: Store
 ) -> None:
     """The path is: outbox, sender, broker and the library's listener."""

@@ -124,7 +124,7 @@ def send_all(sender: NotificationSender) -> None:
         pass
 
 
-def test_outbox_row_is_written_only_with_committed_transition(notifying_store: Store) -> None:
+def test_outbox_row_is_written_only_when_action_begin_commits(notifying_store: Store) -> None:
     server = add_servers(notifying_store)[0]
     with pytest.raises(errors.WrongState):
         begin(notifying_store, server, "unpause")
@@ -154,7 +154,7 @@ def test_outbox_rows_contain_no_secret(notifying_store: Store) -> None:
     assert [secret for secret in SECRETS for body in text if secret in body] == []
 
 
-def test_lock_server_writes_notification_of_api(notifying_store: Store) -> None:
+def test_lock_server_writes_outbox_row_with_publisher_nova_api(notifying_store: Store) -> None:
     server = add_servers(notifying_store)[0]
     notifying_store.write(
         lambda tx: immediate_actions.do(
@@ -201,10 +201,10 @@ def test_notification_sender_sends_configured_formats(
 
 
 @pytest.mark.parametrize(("where", "again"), [("taken", 0), ("sent", 3)])
-def test_notification_sender_resends_rows_of_dead_sender(
+def test_notification_sender_sends_rows_left_by_crashed_sender_in_order(
     notifying_store: Store, where: str, again: int
 ) -> None:
-    """The successor with the same name sends again at once, in order and with the same numbers."""
+    """The successor with the same name sends all rows at once, in order, with the same numbers."""
     servers, broker = add_servers(notifying_store, 3), Broker()
     for server in servers:
         begin(notifying_store, server)
@@ -285,7 +285,7 @@ def test_outbox_rows_wait_while_broker_is_unreachable(notifying_store: Store) ->
     assert [server_of(message) for message in broker.sent] == servers
 
 
-def test_outbox_drops_oldest_rows_over_limit(
+def test_outbox_drops_oldest_rows_over_limit_while_broker_is_unreachable(
     notifying_store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The oldest rows are dropped with a warning, and only while the broker takes no messages."""
@@ -355,7 +355,7 @@ def test_notification_sender_stops_before_lease_expires(notifying_store: Store) 
     assert [row.key for row in read_outbox(notifying_store)] == servers[2:]
 
 
-def test_action_runs_no_outbox_statement_without_notifications(store: Store) -> None:
+def test_action_begin_runs_fewer_statements_with_notifications_off(store: Store) -> None:
     server = add_servers(store)[0]
     statements: list[str] = []
 
@@ -381,7 +381,7 @@ def test_action_runs_no_outbox_statement_without_notifications(store: Store) -> 
     )
 
 
-def test_outbox_contains_notifications_of_other_objects(notifying_store: Store) -> None:
+def test_changes_of_objects_other_than_servers_write_outbox_rows(notifying_store: Store) -> None:
     expected = change_all_but_servers(notifying_store)
     rows = read_outbox(notifying_store)
     assert [row.event for row in rows] == expected
@@ -416,7 +416,7 @@ def test_outbox_contains_notifications_of_other_objects(notifying_store: Store) 
     assert not {event for event in older if event.startswith(("flavor", "service."))}
 
 
-def test_outbox_stays_empty_for_other_objects_without_notifications(store: Store) -> None:
+def test_non_server_changes_write_no_outbox_row_with_notifications_off(store: Store) -> None:
     change_all_but_servers(store)
     assert read_outbox(store) == []
 
@@ -436,7 +436,7 @@ def test_server_rename_notification_contains_old_name(notifying_store: Store) ->
     ]
 
 
-def test_outbox_add_writes_notices_of_existing_servers(notifying_store: Store) -> None:
+def test_outbox_add_writes_rows_only_for_existing_servers(notifying_store: Store) -> None:
     servers = add_servers(notifying_store, 5)
     notifying_store.write(
         lambda tx: outbox.add(tx, [Notice("instance.update", server) for server in servers])

@@ -147,7 +147,7 @@ def test_placement_gabbi_failures_match_list_of_known_failures(
 
 @pytest.mark.slice("operations")
 @pytest.mark.parametrize("kind", ["postgresql", "mariadb"])
-def test_placement_gabbi_failures_on_other_databases_match_known_ones(
+def test_placement_gabbi_failures_on_postgresql_and_mariadb_match_list(
     gabbits: Path, tmp_path: Path, kind: str, servers: Callable[[str], Server]
 ) -> None:
     databases = servers(kind)

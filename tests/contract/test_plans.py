@@ -203,7 +203,7 @@ def test_repeated_queries_read_no_growing_table_completely(store: Store) -> None
     assert {name: tables for name, tables in reads.items() if tables} == {}
 
 
-def test_update_of_rows_with_equal_values_is_one_statement(store: Store) -> None:
+def test_update_of_many_rows_runs_one_statement_per_distinct_value(store: Store) -> None:
     """This includes values that are expressions. Different values stay in separate statements."""
     with store.begin() as tx:
         fill(tx)

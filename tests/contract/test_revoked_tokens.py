@@ -80,7 +80,7 @@ def new_token_checker(cloud: Cloud, folder: Path, password: str = "") -> TokenCh
     ],
     ids=["token revoked", "user disabled", "project disabled"],
 )
-def test_console_token_checker_refuses_revoked_or_disabled_user_token(
+def test_console_token_is_invalid_once_revoked_or_user_or_project_disabled(
     cloud: Cloud, tmp_path: Path, token_user: tuple[Any, Any, str, str], end: Callable[..., Any]
 ) -> None:
     checker, sealed = (
@@ -92,7 +92,7 @@ def test_console_token_checker_refuses_revoked_or_disabled_user_token(
     assert not checker.is_valid(sealed)
 
 
-def test_console_token_checker_raises_unavailable_with_wrong_own_password(
+def test_console_token_check_raises_unavailable_on_wrong_service_password(
     cloud: Cloud, tmp_path: Path, token_user: tuple[Any, Any, str, str]
 ) -> None:
     with pytest.raises(errors.Unavailable):

@@ -246,7 +246,7 @@ def test_transport_close_logs_no_channel_warning(
     assert "closing channel" not in caplog.text
 
 
-def test_call_raises_problem_of_server_with_class_and_text(connect: Connect) -> None:
+def test_rpc_call_reraises_problem_of_server_with_same_class_and_text(connect: Connect) -> None:
     problems = {kind.__name__: PROBLEMS.get(kind) or kind("Naïve: it is so.") for kind in KINDS}
 
     def fail(name: str) -> None:
@@ -275,7 +275,7 @@ def test_call_hides_text_of_unexpected_server_exception(connect: Connect) -> Non
     assert (type(caught.value), caught.value.text) == (errors.Problem, errors.Problem().text)
 
 
-def test_call_raises_plain_problem_for_unknown_class_of_newer_server(connect: Connect) -> None:
+def test_rpc_call_raises_base_problem_for_unknown_problem_class_of_server(connect: Connect) -> None:
     class TooHot(errors.Conflict):
         pass
 
@@ -288,7 +288,7 @@ def test_call_raises_plain_problem_for_unknown_class_of_newer_server(connect: Co
     assert type(caught.value) is errors.Problem
 
 
-def test_scheduler_select_returns_selection_unchanged(connect: Connect) -> None:
+def test_scheduler_select_over_rpc_returns_selection_unchanged(connect: Connect) -> None:
     spec = RequestSpec("s", "p", {"VCPU": 1}, hints={"same": ["x"]})
     selection = Selection("s", ["h1"], "because", {"h2": "full"}, {"h1": "nova"})
     recorder = CallRecorder([selection])
@@ -297,7 +297,7 @@ def test_scheduler_select_returns_selection_unchanged(connect: Connect) -> None:
     assert recorder.calls == [([spec], True)]
 
 
-def test_scheduler_explain_returns_explanation_unchanged(connect: Connect) -> None:
+def test_scheduler_explain_over_rpc_returns_explanation_unchanged(connect: Connect) -> None:
     spec = RequestSpec("s", "p", {"VCPU": 1})
     recorder = CallRecorder(
         Explanation(
@@ -338,7 +338,7 @@ def test_call_of_unserved_method_raises_problem(connect: Connect) -> None:
 @pytest.mark.parametrize(
     "content_type", ["application/json", "application/octet-stream", "application/x-unknown"]
 )
-def test_malformed_message_is_removed_from_queue_once(
+def test_malformed_rpc_message_is_dropped_and_next_cast_is_received(
     connect: Connect, rabbitmq_url: str, content_type: str
 ) -> None:
     recorder, server, client = CallRecorder(), connect(), connect()
@@ -372,7 +372,7 @@ def test_malformed_message_is_removed_from_queue_once(
         )
 
 
-def test_conductor_wakeups_arrive_and_are_merged(connect: Connect) -> None:
+def test_conductor_wakeups_during_sending_are_merged_into_one(connect: Connect) -> None:
     """Wakeups during the sending of another wakeup are sent as one."""
     recorder = CallRecorder()
     conductor.serve(connect(), "c1", recorder)
@@ -404,7 +404,7 @@ def test_conductor_wakeup_does_not_block_when_broker_is_unreachable() -> None:
     transport.close()
 
 
-def test_conductor_wakeup_is_sent_again_after_exception() -> None:
+def test_conductor_wakeup_is_sent_although_previous_send_raised() -> None:
     woken = threading.Semaphore(0)
 
     class Broken:

@@ -144,13 +144,13 @@ def test_share_access_rule_is_locked_and_hides_address(http: OverHttp) -> None:
     assert http.client.rules("mine", http.share, ADDRESS) == [], "a tenant does not see it"
 
 
-def test_share_access_rule_is_active_once_applied(http: OverHttp) -> None:
+def test_share_allow_returns_applying_until_rule_is_applied_then_active(http: OverHttp) -> None:
     http.manila.applies_after = 2
     states = [http.service.allow(http.share, ADDRESS) for _ in range(4)]
     assert states == ["applying", "applying", "applying", ACTIVE] and len(http.manila.rules) == 1
 
 
-def test_inapplicable_share_access_rule_has_state_failed(http: OverHttp) -> None:
+def test_share_allow_returns_failed_when_rule_cannot_be_applied(http: OverHttp) -> None:
     http.manila.fails = True
     http.service.allow(http.share, ADDRESS)
     assert http.service.allow(http.share, ADDRESS) == FAILED
@@ -189,7 +189,7 @@ def test_show_share_returns_preferred_export_location(http: OverHttp) -> None:
 @pytest.mark.parametrize(
     ("token", "kind"), [("other", errors.NotFound), ("nobody", errors.Unauthorized)]
 )
-def test_show_share_with_foreign_or_invalid_token_fails(
+def test_show_share_raises_not_found_for_foreign_and_unauthorized_for_invalid_token(
     http: OverHttp, token: str, kind: type[errors.Problem]
 ) -> None:
     with pytest.raises(kind):
@@ -197,13 +197,15 @@ def test_show_share_with_foreign_or_invalid_token_fails(
 
 
 @pytest.mark.parametrize("status", [500, 503, 429])
-def test_share_allow_raises_unavailable_on_transient_status(http: OverHttp, status: int) -> None:
+def test_share_allow_raises_unavailable_on_status_500_503_and_429(
+    http: OverHttp, status: int
+) -> None:
     http.manila.statuses = [status]
     with pytest.raises(errors.Unavailable):
         http.service.allow(http.share, ADDRESS)
 
 
-def test_share_allow_on_old_service_names_missing_version(http: OverHttp) -> None:
+def test_share_allow_on_old_manila_raises_conflict_with_missing_version(http: OverHttp) -> None:
     http.manila.latest = (2, 81)
     with pytest.raises(errors.Conflict, match=r"does not know version 2\.82"):
         http.service.allow(http.share, ADDRESS)

@@ -354,7 +354,7 @@ def test_identity_admin_request_of_member_returns_403(
         (b'{"auth": "' + b"x" * 300_000 + b'"}', 413),
     ],
 )
-def test_identity_request_with_malformed_body_returns_400_or_413(
+def test_login_with_malformed_body_returns_400_and_with_large_body_413(
     cloud: Cloud, raw: bytes, status: int
 ) -> None:
     for body in (raw, iter([raw])):  # with a length, and chunked
@@ -374,7 +374,7 @@ def test_identity_request_with_malformed_body_returns_400_or_413(
         "/projects/%ff%0a",
     ],
 )
-def test_identity_request_with_path_like_id_returns_404(
+def test_identity_request_with_hostile_or_unknown_path_returns_404(
     cloud: Cloud, admin: Any, path: str
 ) -> None:
     with requests.Session() as session:

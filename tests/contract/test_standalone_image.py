@@ -218,7 +218,7 @@ def test_private_image_of_other_project_returns_404(owner: Any, stranger: Any, a
     assert call(admin, "GET", f"/v2/images/{key}").status_code == 200
 
 
-def test_image_visibility_limits_list_show_and_changes(
+def test_image_visibility_limits_list_show_and_changes_by_other_project(
     owner: Any, stranger: Any, admin: Any
 ) -> None:
     assert call(owner, "POST", "/v2/images", json={"visibility": "public"}).status_code == 403
@@ -309,7 +309,7 @@ def test_image_download_supports_ranges_and_protected_delete_returns_403(owner: 
     assert call(owner, "DELETE", f"/v2/images/{key}").status_code == 204
 
 
-def test_image_virtual_size_is_read_only_from_valid_qcow2(owner: Any) -> None:
+def test_image_virtual_size_is_set_for_valid_qcow2_and_null_otherwise(owner: Any) -> None:
     def header(size: int) -> bytes:
         return struct.pack(">4sIQIIQ", b"QFI\xfb", 3, 0, 0, 16, size).ljust(MEGABYTE, b"\0")
 
@@ -422,7 +422,7 @@ def test_image_service_removes_partial_upload_after_kill_or_stall(
         assert files(other) == set()
 
 
-def test_image_request_with_malformed_or_large_body_is_refused(owner: Any) -> None:
+def test_image_request_with_malformed_body_returns_400_and_large_413(owner: Any) -> None:
     assert call(owner, "POST", "/v2/images", data=b"{").status_code == 400
     assert (
         "levels" in (deep := call(owner, "POST", "/v2/images", data=b"[" * 900 + b"]" * 900)).text

@@ -365,14 +365,16 @@ def test_openstacksdk_moves_port_binding_between_hosts(rig: Rig, member: Any) ->
             member.network.create_port_binding(port, host=first.name)
 
 
-def test_port_binding_to_unknown_host_fails_at_once(rig: Rig, member: Any) -> None:
+def test_create_port_on_unknown_host_returns_binding_failed_at_once(rig: Rig, member: Any) -> None:
     network, _ = create_network(member)
     before = time.monotonic()
     assert create_bound_port(rig, network, "nobody")["binding:vif_type"] == "binding_failed"
     assert time.monotonic() - before < 10  # half of the time that the service waits for a host
 
 
-def test_create_port_on_slow_host_returns_down_port_in_time(rig: Rig, tmp_path: Path) -> None:
+def test_create_port_on_slow_host_returns_down_until_host_acknowledges(
+    rig: Rig, tmp_path: Path
+) -> None:
     """A separate service with the default waiting time."""
     path, place = "/kilonova/hosts/slow", free_ports(1)
     with rig.cloud.network(
@@ -397,7 +399,9 @@ def test_create_port_on_slow_host_returns_down_port_in_time(rig: Rig, tmp_path: 
         await_condition(lambda: rig.compute.events_of(port["device_id"]) == ["network-vif-plugged"])
 
 
-def test_network_host_description_contains_peers_and_group_members(rig: Rig, member: Any) -> None:
+def test_network_host_description_lists_other_hosts_and_group_addresses(
+    rig: Rig, member: Any
+) -> None:
     network, _ = create_network(member)
     group = member.network.create_security_group(name="together").id
     member.network.create_security_group_rule(
@@ -461,7 +465,7 @@ def test_network_events_are_queued_in_order_while_compute_is_down(rig: Rig, memb
     )
 
 
-def test_killed_network_service_continues_with_higher_revisions(
+def test_network_service_after_kill_sends_host_ports_with_higher_revision(
     rig: Rig, member: Any, tmp_path: Path
 ) -> None:
     """A separate service is killed while a host waits.

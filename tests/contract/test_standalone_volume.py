@@ -289,7 +289,7 @@ def test_volume_write_by_reader_and_admin_action_by_member_return_403(
         ({"volume": {"size": 2000}}, 413),
     ],
 )
-def test_create_volume_with_invalid_body_returns_fault(
+def test_create_volume_fails_400_if_invalid_404_if_unknown_413_over_quota(
     rig: Rig, member: Any, body: Any, status: int
 ) -> None:
     answer = rig.ask(member, "POST", "/volumes", body)
@@ -303,7 +303,9 @@ def test_create_volume_with_invalid_body_returns_fault(
 # Attachments
 
 
-def test_volume_attachment_passes_through_states_until_deletion(rig: Rig, member: Any) -> None:
+def test_volume_is_reserved_attaching_in_use_then_available_after_detach(
+    rig: Rig, member: Any
+) -> None:
     key, server = rig.volume(member), str(uuid.uuid4())
     body = {"attachment": {"volume_uuid": key, "instance_uuid": server}}
     attachment = rig.ask(member, "POST", "/attachments", body).json()["attachment"]
@@ -419,7 +421,9 @@ def test_volume_detach_by_user_returns_409_while_server_uses_volume(rig: Rig, me
     rig.ask(member, "DELETE", f"/volumes/{key}")
 
 
-def test_concurrent_volume_attach_succeeds_once(rig: Rig, member: Any) -> None:
+def test_concurrent_volume_attaches_succeed_once_and_others_return_400(
+    rig: Rig, member: Any
+) -> None:
     key, answers = rig.volume(member), []
 
     def attach(number: int) -> None:
@@ -436,7 +440,9 @@ def test_concurrent_volume_attach_succeeds_once(rig: Rig, member: Any) -> None:
     rig.ask(member, "DELETE", f"/volumes/{key}")
 
 
-def test_volume_attach_after_reset_status_refuses_second_server(rig: Rig, member: Any) -> None:
+def test_volume_attach_to_second_server_after_reset_status_returns_400(
+    rig: Rig, member: Any
+) -> None:
     key = rig.volume(member)
     first = rig.attach(member, key, "server-1").json()["attachment"]["id"]
     rig.complete(rig.service, first)

@@ -72,7 +72,9 @@ def test_volume_snapshot_keeps_data_after_volume_write(rig: Rig, member: Any) ->
         rig.ask(member, "DELETE", f"/volumes/{volume_id}")
 
 
-def test_snapshot_of_attached_volume_is_consistent_or_returns_400(rig: Rig, member: Any) -> None:
+def test_snapshot_of_attached_volume_needs_file_system_with_shared_blocks(
+    rig: Rig, member: Any
+) -> None:
     key = rig.volume(member)
     attachment = rig.attach(member, key, "server").json()["attachment"]["id"]
     rig.complete(rig.service, attachment)
@@ -90,7 +92,9 @@ def test_snapshot_of_attached_volume_is_consistent_or_returns_400(rig: Rig, memb
     rig.ask(member, "DELETE", f"/volumes/{key}?cascade=true")
 
 
-def test_volume_extend_works_when_available_and_attached(rig: Rig, member: Any) -> None:
+def test_volume_extend_grows_available_or_attached_volume_and_sends_event(
+    rig: Rig, member: Any
+) -> None:
     key, server = rig.volume(member), str(uuid.uuid4())
     for size, status in ((1, 400), ("x", 400), (2, 202)):
         assert rig.action(member, key, "os-extend", {"new_size": size}).status_code == status
@@ -134,7 +138,9 @@ def test_volume_bootable_and_readonly_flags_and_status_can_be_set(rig: Rig, memb
     rig.until(member, key, "gone")
 
 
-def test_private_volume_type_is_for_admins_only(rig: Rig, member: Any) -> None:
+def test_private_volume_type_returns_404_for_member_and_is_used_by_admin(
+    rig: Rig, member: Any
+) -> None:
     volume_type = rig.admin.block_storage.create_type(name="private", is_public=False)
     body = {"volume": {"size": 1, "volume_type": "private"}}
     assert rig.ask(member, "POST", "/volumes", body).status_code == 404
@@ -359,7 +365,9 @@ def test_create_volume_from_hostile_image_fails_and_leaves_no_file(
     rig.until(member, volume, "gone")
 
 
-def test_qemu_img_runs_within_memory_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_qemu_img_converts_within_quarter_of_memory_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A quarter of the limit is enough.
 
     Without a bound on malloc arenas, each qemu-img thread reserves 64 MiB of addresses.

@@ -186,7 +186,7 @@ def test_parallel_stops_of_one_server_begin_exactly_one_action(store: Store) -> 
     assert store.read(doctor.check) == []
 
 
-def test_begin_on_busy_server_raises_busy_and_names_running_action(store: Store) -> None:
+def test_action_begin_on_busy_server_raises_busy_and_names_running_action(store: Store) -> None:
     server = active_server(store)
 
     def attach() -> str:
@@ -221,7 +221,7 @@ def test_delete_supersedes_parallel_stops_and_reboots(store: Store) -> None:
     assert [action.name for action in live] == ["delete"]
 
 
-def test_begin_on_foreign_or_unknown_server_raises_not_found(store: Store) -> None:
+def test_action_begin_on_foreign_or_unknown_server_raises_not_found(store: Store) -> None:
     server = active_server(store)
     row = states.action("os-stop")
     assert row is not None
@@ -258,7 +258,7 @@ def test_actions_take_by_older_conductor_skips_newer_workflow_version(store: Sto
     assert len(store.write(lambda tx: actions.take(tx, "c1/1", {"create": 2}, 10))) == 1
 
 
-def test_actions_take_has_one_condition_per_workflow_version(store: Store) -> None:
+def test_actions_take_query_has_one_condition_per_workflow_version(store: Store) -> None:
     """Conductors take actions all the time.
 
     A condition for each workflow costs four times as much.
@@ -357,7 +357,7 @@ def test_insert_ignore_keeps_existing_row(store: Store) -> None:
     assert store.read(lambda tx: tx.scalar(sa.select(schema.projects.c.quota_seq))) == 1
 
 
-def test_confirm_removals_needs_own_host_and_fence_and_frees_allocation(store: Store) -> None:
+def test_confirm_removals_with_matching_host_and_fence_frees_allocation(store: Store) -> None:
     server = active_server(store)
     host = store.read(lambda tx: tx.scalar(sa.select(schema.servers.c.host)))
     store.write(lambda tx: guests.add_removal(tx, server, 5))
@@ -427,7 +427,7 @@ def test_host_registration_refuses_hypervisor_name_of_another_host(
     assert hypervisors(store)["h3"] == ("n3.cloud", None)
 
 
-def test_host_registration_gives_host_its_name_taken_by_another_host(store: Store) -> None:
+def test_host_registration_takes_own_name_back_from_other_host_using_it(store: Store) -> None:
     report_hypervisor(store, "h3", "h4")
     assert hypervisors(store)["h3"] == ("h4", None)
     report_hypervisor(store, "h4", "h4")

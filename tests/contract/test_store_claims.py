@@ -260,7 +260,7 @@ def test_claim_takes_next_host_when_first_lacks_device(store: Store) -> None:
 
 
 # --- hosts on which builds fail ---
-def test_claim_skips_host_with_failed_builds_then_tries_one_server(store: Store) -> None:
+def test_claim_skips_host_after_5_failed_builds_and_tries_one_server_later(store: Store) -> None:
     new_host(store, "h1")
     new_host(store, "h2")
     fail_builds(store, "h1", 4)
@@ -444,7 +444,7 @@ def _random_request(
     ("table", "column"), [("guests", "assignment"), ("hosts", "numa_nodes"), ("hosts", "devices")]
 )
 @pytest.mark.parametrize("text", ["[1,2", "[[]]", "7"])
-def test_claim_with_damaged_hardware_record_assigns_no_hardware(
+def test_claim_of_hardware_on_host_with_damaged_record_is_refused(
     store: Store, table: str, column: str, text: str
 ) -> None:
     for name in ("h1", "h2"):

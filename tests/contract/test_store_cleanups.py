@@ -48,7 +48,7 @@ def add_server(store: Store) -> None:
     )
 
 
-def test_cleanup_has_one_row_per_target_and_is_taken_once(store: Store) -> None:
+def test_cleanups_add_keeps_one_row_per_target_and_take_returns_it_once(store: Store) -> None:
     add(store, "p1", "p2")
     add(store, "p2", "p3")
     add(store, "p1", kind=cleanups.BINDING, place="h1")
@@ -72,7 +72,7 @@ def test_cleanups_take_by_two_conductors_returns_different_rows(store: Store) ->
         assert first_row.target != second_row.target
 
 
-def test_postponed_cleanup_waits_twice_as_long_unless_hastened(store: Store) -> None:
+def test_cleanup_delay_doubles_with_each_postpone_until_hasten(store: Store) -> None:
     add(store, "p1")
     due = []
     for _ in range(3):
@@ -91,7 +91,7 @@ def test_postponed_cleanup_waits_twice_as_long_unless_hastened(store: Store) -> 
     assert len(take(store)) == 1
 
 
-def test_add_of_late_cleanup_postpones_only_waiting_row_of_same_place(store: Store) -> None:
+def test_late_attachment_cleanup_added_again_postpones_only_untaken_row(store: Store) -> None:
     """A row that a conductor has taken keeps its longer reservation."""
 
     def read_due() -> dict[str, int]:
@@ -120,7 +120,7 @@ def test_cleanups_strike_keeps_cleanup_when_fence_of_server_has_changed(store: S
     assert store.read(cleanups.list_all) == []
 
 
-def test_cleanup_can_be_forgotten_by_target_and_cancelled_by_id(store: Store) -> None:
+def test_cleanups_forget_by_target_and_cancel_by_id_remove_row(store: Store) -> None:
     add(store, "p1", "p2")
     store.write(lambda tx: cleanups.forget(tx, cleanups.PORT, "p1"))
     [cleanup] = store.read(cleanups.list_all)

@@ -126,7 +126,7 @@ def test_cold_migration_revert_returns_server_to_source(cloud: Cloud, store: Sto
 
 
 @pytest.mark.parametrize("ending", ["confirmResize", "revertResize"])
-def test_resize_on_same_host_claims_only_difference_until_it_ends(
+def test_resize_on_same_host_claims_only_difference_until_confirm_or_revert(
     store: Store, ending: str
 ) -> None:
     cloud = Cloud(store, Realtime(), hosts=1)
@@ -173,7 +173,7 @@ def test_live_migration_moves_server_and_allocations(cloud: Cloud, store: Store)
     assert cloud.findings() == []
 
 
-def test_evacuation_is_completed_when_dead_host_returns_and_cleans_up(
+def test_evacuation_is_completed_when_forced_down_source_host_returns(
     cloud: Cloud, store: Store
 ) -> None:
     server = server_on(cloud, "h1")
@@ -321,7 +321,7 @@ def test_migration_pages_apply_filters(store: Store, filters: dict[str, Any], in
     assert "".join(str(uuids.index(row.uuid)) for row in page) == indexes
 
 
-def test_migration_abort_request_is_accepted_only_in_matching_status(store: Store) -> None:
+def test_migration_request_control_is_accepted_only_in_given_statuses(store: Store) -> None:
     uuids = add_migrations(store, 2)
     assert not store.write(
         lambda tx: migrations.request_control(tx, uuids[0], Control.ABORT, migrations.QUEUED)
@@ -382,7 +382,7 @@ def test_evacuation_stays_done_while_source_has_pending_removal(store: Store) ->
 
 
 # --- commands on dead hosts ---
-def test_commands_to_dead_or_silent_destination_are_listed_to_give_up(
+def test_commands_to_down_or_forced_down_destination_are_listed_to_give_up(
     cloud: Cloud, store: Store
 ) -> None:
     server = server_on(cloud, "h1")

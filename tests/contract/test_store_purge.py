@@ -185,7 +185,7 @@ def test_purge_removes_old_deleted_servers_with_all_their_rows(cloud: Cloud) -> 
     assert cloud.findings() == []
 
 
-def test_purge_keeps_rows_of_living_server_except_named_history(cloud: Cloud) -> None:
+def test_purge_removes_only_requested_history_tables_of_undeleted_server(cloud: Cloud) -> None:
     [server] = create_servers(cloud, 1, deleted=False)
     cloud.move(server, "migrate")
     cloud.settle()

@@ -63,7 +63,7 @@ def cloud(store: Store) -> Cloud:
     return cloud
 
 
-def test_doctor_remedies_of_one_server_change_rows_exactly_once(cloud: Cloud) -> None:
+def test_each_doctor_remedy_changes_rows_at_first_call_only(cloud: Cloud) -> None:
     [server] = cloud.create()
     cloud.settle()
     for kind in KINDS:
@@ -86,7 +86,9 @@ def test_doctor_remedies_of_one_server_change_rows_exactly_once(cloud: Cloud) ->
 @pytest.mark.parametrize(
     "kind", [*PLANTS, *FOR_OPERATORS] if "KILONOVA_PLANTED" in os.environ else []
 )
-def test_doctor_reports_and_mends_each_planted_kind(store: Store, kind: str) -> None:
+def test_doctor_reports_each_planted_fault_and_remedy_changes_rows_once(
+    store: Store, kind: str
+) -> None:
     """If the kind has a remedy that writes rows, the remedy changes rows once."""
     cloud = Cloud(store, Realtime())
     operator, plant = Doctor(cloud), {**PLANTS, **FOR_OPERATORS}[kind]

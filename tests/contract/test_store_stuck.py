@@ -38,7 +38,9 @@ def read_action(cloud: Cloud, action: str) -> sa.Row[tuple[object, ...]]:
 
 
 @pytest.mark.parametrize("remedy", REMEDIES)
-def test_stuck_action_ends_after_retry_settle_or_abort(cloud: Cloud, remedy: str) -> None:
+def test_stuck_action_is_done_after_retry_and_failed_after_settle_or_abort(
+    cloud: Cloud, remedy: str
+) -> None:
     [server] = cloud.create(networks=[])
     cloud.settle()
     action = cloud.ask(server, "os-stop")

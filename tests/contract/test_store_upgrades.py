@@ -30,7 +30,7 @@ def test_upgrade_creates_current_schema_and_is_repeatable(store: Store) -> None:
     )
 
 
-def test_numbered_tables_never_reuse_ids(store: Store) -> None:
+def test_tables_with_generated_ids_never_reuse_ids(store: Store) -> None:
     """By default SQLite gives the highest number again after a delete."""
     numbered_tables = [
         table for table in schema.metadata.sorted_tables if table.autoincrement_column is not None

@@ -163,7 +163,7 @@ def test_attach_volume_to_shelved_server_reserves_volume(store: Store) -> None:
     assert attach(store, server).status == BlockDeviceStatus.RESERVED
 
 
-def test_detach_volume_frees_count_and_device_name(store: Store) -> None:
+def test_detach_volume_frees_count_and_device_name_when_row_is_removed(store: Store) -> None:
     server = add_server(store)
     with pytest.raises(errors.NotFound, match=f"is not attached to volume {VOLUME}"):
         detach(store, server)

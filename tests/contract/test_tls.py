@@ -127,7 +127,7 @@ def connect_client(
 
 @pytest.mark.parametrize("client", CLIENTS)
 @pytest.mark.parametrize("certificate", ["another authority's", "another name", "expired", "plain"])
-def test_client_sends_no_data_to_server_without_valid_certificate(
+def test_broker_and_database_clients_send_no_data_to_unverified_server(
     load, server_certificates, client: str, certificate: str
 ) -> None:
     server = connect_client(
@@ -142,7 +142,7 @@ def test_client_sends_no_data_to_server_without_valid_certificate(
 
 
 @pytest.mark.parametrize("client", CLIENTS)
-def test_client_connects_to_server_with_valid_certificate(
+def test_broker_and_database_clients_connect_to_verified_server(
     load, server_certificates, client: str
 ) -> None:
     assert connect_client(load(), client, server_certificates["good"], 5).is_proved.is_set()
@@ -213,7 +213,7 @@ def test_broker_nodes_are_each_verified_by_their_own_name(
         ({"tls": "ca_file = {ca}.gone"}, "give PEM files"),
     ],
 )
-def test_remote_broker_without_tls_raises_config_error(
+def test_remote_broker_without_verified_tls_raises_config_error(
     load, authority, sections: dict[str, str], message: str
 ) -> None:
     conf = load(

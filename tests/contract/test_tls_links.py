@@ -170,7 +170,7 @@ CALLERS: dict[str, Callable[[int, str], None]] = {
 
 @pytest.mark.parametrize("caller", CALLERS)
 @pytest.mark.parametrize("certificate", WRONG)
-def test_caller_sends_no_secret_to_server_without_valid_certificate(
+def test_proxy_agent_and_console_send_no_secret_to_unverified_server(
     authority,  # noqa: F811
     server_certificates,  # noqa: F811
     caller: str,
@@ -292,7 +292,7 @@ def test_image_download_over_plain_http_from_remote_gateway_is_refused(
         ("qemu+tls://127.0.0.1/system", "10.0.0.7", False, "native_tls"),
     ],
 )
-def test_live_migration_to_remote_host_over_plain_text_is_refused(
+def test_migration_options_refuse_plain_text_to_remote_host_unless_allowed(
     uri: str, address: str, encrypted: bool, plain: str
 ) -> None:
     destination, tls = {"uri": uri, "address": address}, Tls("cert", "key", "ca")

@@ -39,7 +39,7 @@ def urls(authority: Authority) -> Iterator[dict[str, str]]:  # noqa: F811
             yield {kind: servers.start(kind) for kind in ("rabbitmq", *ENCRYPTED)}
 
 
-def test_rpc_and_host_link_work_over_tls(load, urls: dict[str, str]) -> None:  # noqa: F811
+def test_rpc_call_and_host_heartbeat_are_answered_over_tls(load, urls: dict[str, str]) -> None:  # noqa: F811
     conf = load(DEFAULT=f"transport_url = {urls['rabbitmq']}")
     server, client = Transport(conf), Transport(conf)
     server.serve("kilonova-tls", "one", {"twice": lambda number: 2 * number})

@@ -247,7 +247,9 @@ def api(cloud: Cloud, identity: Any, tmp_path: Path) -> Iterator[str]:
     assert process.wait(30) == 0
 
 
-def test_api_enforces_limits_of_keystone(api: str, identity: Any) -> None:
+def test_create_server_group_returns_403_at_keystone_limit_until_raised(
+    api: str, identity: Any
+) -> None:
     """A project at the limit is refused until an admin raises the limit in Keystone."""
     registered_limit = identity.create_registered_limit(
         service_id=identity.find_service("kilonova").id,

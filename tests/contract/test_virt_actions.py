@@ -83,7 +83,7 @@ def test_start_of_suspended_guest_resumes_saved_memory(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("verb", ["stop", "reboot", "absent"])
-def test_stop_reboot_or_absent_of_suspended_guest_discards_saved_memory(
+def test_stop_reboot_or_removal_of_suspended_guest_discards_saved_memory(
     rig: Rig, verb: str, request: pytest.FixtureRequest
 ) -> None:
     spec = rig.boot()
@@ -108,7 +108,7 @@ def test_stop_reboot_or_absent_of_suspended_guest_discards_saved_memory(
         assert [path for path in folder.rglob("*.save") if spec.server in path.name] == []
 
 
-def test_cancelled_suspend_leaves_guest_running(rig: Rig) -> None:
+def test_suspend_cancelled_before_memory_is_saved_leaves_guest_running(rig: Rig) -> None:
     spec = rig.boot()
     with pytest.raises(Cancelled):
         rig.driver.ensure_suspended(spec.server, 2, VerbContext(lambda name: None, lambda: True))
@@ -245,7 +245,7 @@ def test_rescue_with_floppy_device_is_refused(rig: Rig) -> None:
     assert rig.state(spec.server) == (RUNNING, 1)
 
 
-def test_rescue_and_rebuild_ignore_leftover_files_of_dead_agent(rig: Rig) -> None:
+def test_rescue_and_rebuild_ignore_partial_files_of_killed_agent(rig: Rig) -> None:
     if rig.kind == "memory":
         pytest.skip("memory makes no files")
     spec = rig.boot()
@@ -355,7 +355,7 @@ def test_diagnostics_have_fields_of_api_and_fail_when_guest_is_off(rig: Rig) -> 
         "diagnostics",
     ],
 )
-def test_verb_on_server_without_guest_raises_verb_failed(rig: Rig, verb: str) -> None:
+def test_driver_verb_on_server_without_guest_raises_verb_failed(rig: Rig, verb: str) -> None:
     spec = rig.spec()
     arguments: dict[str, tuple[Any, ...]] = {
         "rescue": (spec, rig.image, rig.read_image, QUIET),

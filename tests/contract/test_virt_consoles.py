@@ -76,7 +76,7 @@ def test_consoles_close_when_guest_stops(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("action", ["reboot", "resume"])
-def test_consoles_work_again_after_reboot_or_resume(rig: Rig, action: str) -> None:
+def test_consoles_accept_new_clients_after_reboot_or_resume(rig: Rig, action: str) -> None:
     spec = rig.ready()
     if action == "reboot":
         rig.driver.reboot(spec.server, 2, BOOT_SECONDS, QUIET)

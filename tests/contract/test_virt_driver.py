@@ -187,7 +187,7 @@ def test_ensure_absent_removes_guest_and_files_and_is_repeatable(rig: Rig) -> No
 
 
 @pytest.mark.parametrize("verb", ["ensure_running", "ensure_stopped", "reboot"])
-def test_verb_on_server_without_guest_raises_verb_failed(rig: Rig, verb: str) -> None:
+def test_start_stop_or_reboot_of_missing_guest_raises_verb_failed(rig: Rig, verb: str) -> None:
     arguments = (QUIET,) if verb == "ensure_running" else (0, QUIET)
     with pytest.raises(VerbFailed, match="no guest on this host"):
         getattr(rig.driver, verb)(str(uuid.uuid4()), 1, *arguments)
@@ -268,7 +268,7 @@ def test_ensure_guest_cancelled_in_any_phase_can_be_repeated_or_removed(
     assert rig.state(removed.server) is None and rig.files(removed.server) == []
 
 
-def test_ensure_guest_is_cancelled_within_five_seconds_of_hanging_image(rig: Rig) -> None:
+def test_ensure_guest_is_cancelled_within_5_seconds_while_image_hangs(rig: Rig) -> None:
     cancelled, hang = threading.Event(), threading.Event()
 
     def read(image: str) -> Iterator[bytes]:

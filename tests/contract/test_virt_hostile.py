@@ -168,7 +168,7 @@ NOT_HOSTILE = {
     indirect=["rig"],
     ids=lambda value: getattr(value, "__name__", value),
 )
-def test_hostile_image_is_refused_or_harmless_on_every_path(
+def test_hostile_image_on_every_path_is_refused_or_data_and_leaks_nothing(
     rig: Rig, canary: Path, path: EntryPath
 ) -> None:
     spec, problems = rig.boot(paused=True), {}

@@ -210,7 +210,7 @@ def test_live_migration_timeout_with_force_complete_moves_guest(traveller: Trave
     traveller.check_arrived()
 
 
-def test_force_complete_without_post_copy_pauses_guest_and_moves_it(traveller: Traveller) -> None:
+def test_force_complete_without_post_copy_moves_guest_to_destination(traveller: Traveller) -> None:
     steered = Steered(
         "complete", when=lambda stats: stats["memory_processed"] > NANO.memory_mb << 20
     )

@@ -128,7 +128,7 @@ def test_finish_incoming_without_migration_fails_and_source_keeps_guest(live: Pa
     assert ticks(live.source, spec.server) >= ticks_before
 
 
-def test_cancelled_live_migration_is_either_aborted_or_complete(live: Pair) -> None:
+def test_cancelled_live_migration_leaves_guest_on_exactly_one_host(live: Pair) -> None:
     spec = live.start_counting_guest()
     to = prepare_twice(live, spec)
     progress: list[object] = []
@@ -192,7 +192,7 @@ def test_live_migrate_repeated_after_lost_answer_does_not_move_again(
     live.check_continues(spec, ticks_before)
 
 
-def test_impossible_live_migration_is_refused_with_reason(live: Pair) -> None:
+def test_live_migration_of_wrong_architecture_or_stopped_guest_is_refused(live: Pair) -> None:
     spec = live.start_counting_guest()
     driver, read = live.destination.driver, live.destination.read_image
     with pytest.raises(VerbFailed, match="lacks the architecture s390x"):

@@ -123,7 +123,7 @@ def test_guest_has_formatted_local_disks_and_keeps_them_on_reboot(rig: Rig) -> N
     assert rig.files(spec.server) == []
 
 
-def test_local_disks_have_requested_file_system(rig: Rig) -> None:
+def test_ephemeral_disks_have_requested_file_system_or_vfat_by_default(rig: Rig) -> None:
     disks = [LocalDisk("ephemeral0", 1024, "ext2"), LocalDisk("ephemeral1", 1024)]
     spec = rig.boot(flavor=replace(FLAVOR, ephemeral_gb=2), disks=disks)
     rig.driver.ensure_stopped(spec.server, 2, 0, QUIET)
@@ -135,7 +135,7 @@ def test_local_disks_have_requested_file_system(rig: Rig) -> None:
 
 # --- rebuild, rescue and snapshot ---
 @pytest.mark.parametrize("preserve", [True, False], ids=["preserved", "new"])
-def test_rebuild_replaces_local_disks_unless_ephemeral_is_preserved(
+def test_rebuild_replaces_swap_always_and_ephemeral_disk_unless_preserved(
     rig: Rig, preserve: bool
 ) -> None:
     spec = boot_and_stop_with_canaries(rig)
@@ -150,7 +150,7 @@ def test_rebuild_replaces_local_disks_unless_ephemeral_is_preserved(
     assert disks_with_canary(rig, spec.server) == ({"ephemeral0"} if preserve else set())
 
 
-def test_rebuild_with_missing_image_keeps_local_disks(rig: Rig) -> None:
+def test_rebuild_fails_and_keeps_local_disks_when_image_is_not_found(rig: Rig) -> None:
     spec = boot_and_stop_with_canaries(rig)
 
     def raise_not_found(image: str) -> Iterator[bytes]:
@@ -165,7 +165,7 @@ def test_rebuild_with_missing_image_keeps_local_disks(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("rig", ["test"], indirect=True)
-def test_rebuild_with_impossible_local_disk_changes_nothing(rig: Rig) -> None:
+def test_rebuild_with_local_disk_of_size_0_fails_and_changes_no_disk(rig: Rig) -> None:
     spec = boot_and_stop_with_canaries(rig)
     files = sorted(rig.files(spec.server))
     impossible = replace(spec, fence=2, disks=[EPHEMERAL, LocalDisk("swap", 0, "swap")])
@@ -175,7 +175,7 @@ def test_rebuild_with_impossible_local_disk_changes_nothing(rig: Rig) -> None:
     assert sorted(rig.files(spec.server)) == files
 
 
-def test_rescue_attaches_root_disk_without_local_disks(rig: Rig) -> None:
+def test_rescue_attaches_root_disk_but_not_ephemeral_and_swap_disks(rig: Rig) -> None:
     spec = boot_and_stop_with_canaries(rig)
     rig.driver.ensure_running(spec.server, 2, QUIET)
     before = rig.driver.diagnostics(spec.server)["num_disks"]
@@ -197,7 +197,7 @@ def test_stable_rescue_attaches_all_disks(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("rig", [QEMU], indirect=True)
-def test_stable_rescue_without_room_on_bus_changes_nothing(rig: Rig) -> None:
+def test_stable_rescue_fails_and_guest_runs_on_when_ide_bus_is_full(rig: Rig) -> None:
     image = replace(rig.image, properties={"hw_disk_bus": "ide"})
     spec = rig.boot(image=image, flavor=FLAVOR, disks=[EPHEMERAL, SWAP])
     with pytest.raises(VerbFailed, match="does not support the hardware of the server"):
@@ -211,7 +211,7 @@ def test_stable_rescue_without_room_on_bus_changes_nothing(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("rig", [QEMU], indirect=True)
-def test_snapshot_contains_root_disk_only(rig: Rig) -> None:
+def test_snapshot_of_guest_with_local_disks_is_one_qcow2_without_leftovers(rig: Rig) -> None:
     spec, content = boot(rig), bytearray()
     files = rig.files(spec.server)
     assert rig.driver.snapshot(
@@ -372,7 +372,7 @@ def test_live_migration_copies_guest_data_on_local_disks(live: Pair) -> None:
 
 # --- lost and foreign disks ---
 @pytest.mark.parametrize("pair", ["test"], indirect=True)
-def test_lost_ephemeral_disk_prevents_copy_and_start(pair: Pair) -> None:
+def test_missing_ephemeral_disk_fails_cold_migration_copy_and_start(pair: Pair) -> None:
     rig, spec = pair.source, boot_and_stop_with_canaries(pair.source)
     rig.driver.offer(spec.server, 1, SECRET, QUIET)
     (instance_folder(rig, spec.server) / "ephemeral0").unlink()
@@ -388,7 +388,7 @@ def test_lost_ephemeral_disk_prevents_copy_and_start(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("pair", ["test"], indirect=True)
-def test_ephemeral_disk_with_backing_file_prevents_copy_and_start(pair: Pair) -> None:
+def test_ephemeral_disk_with_backing_file_fails_cold_migration_and_start(pair: Pair) -> None:
     rig, spec = pair.source, boot_and_stop_with_canaries(pair.source)
     rig.driver.offer(spec.server, 1, SECRET, QUIET)
     subprocess.run(

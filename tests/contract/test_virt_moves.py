@@ -105,7 +105,7 @@ def test_install_of_stopped_guest_leaves_it_off_until_start(pair: Pair) -> None:
     )
 
 
-def test_install_with_paused_spec_starts_guest_only_at_ensure_running(pair: Pair) -> None:
+def test_install_with_paused_spec_leaves_guest_paused_until_ensure_running(pair: Pair) -> None:
     spec = replace(pair.off_with_canary(), paused=True)
     pair.transfer(spec)
     assert pair.destination.driver.install(spec, True, QUIET) == DomainState(spec.server, PAUSED, 2)
@@ -114,7 +114,7 @@ def test_install_with_paused_spec_starts_guest_only_at_ensure_running(pair: Pair
     )
 
 
-def test_install_and_receive_fail_without_files(pair: Pair) -> None:
+def test_install_and_receive_without_copied_files_raise_verb_failed(pair: Pair) -> None:
     spec = pair.off_with_canary()
     with pytest.raises(VerbFailed, match="files"):
         pair.destination.driver.install(spec, True, QUIET)
@@ -256,7 +256,7 @@ def test_cold_migration_on_shared_storage_copies_no_files(sharing: Pair) -> None
 
 
 # --- running and suspended guests ---
-def test_install_fails_on_active_guest_and_offer_on_suspended_guest(pair: Pair) -> None:
+def test_install_fails_on_running_or_paused_and_offer_on_suspended_guest(pair: Pair) -> None:
     driver, spec = pair.source.driver, pair.source.boot()
     new_spec = replace(spec, fence=2)
     for pause in (False, True):

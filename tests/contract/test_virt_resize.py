@@ -21,7 +21,9 @@ from tests.contract.virt_rigs import QUIET, Rig, holds_canary
 
 
 @pytest.mark.parametrize("reverts", [True, False], ids=["revert", "confirm"])
-def test_resize_here_can_be_reverted_until_settle_resize(rig: Rig, reverts: bool) -> None:
+def test_settle_resize_restores_old_disk_on_revert_and_keeps_new_on_confirm(
+    rig: Rig, reverts: bool
+) -> None:
     spec = rig.off_with_canary()
     files, boots = list_plain_files(rig, spec.server), rig.boots(spec.server)
     larger = replace(spec, fence=4, flavor=LARGER)

@@ -103,7 +103,9 @@ def test_attach_and_detach_share_need_stopped_guest(rig: Rig, host: LocalMounts)
     assert mounted_shares(rig, host, server) == {second.share_id}
 
 
-def test_rescue_and_unrescue_keep_shares_mounted(rig: Rig, host: LocalMounts) -> None:
+def test_share_is_mounted_in_rescue_and_at_start_after_unrescue(
+    rig: Rig, host: LocalMounts
+) -> None:
     spec, attached = rig.boot(), new_share()
     rig.driver.ensure_stopped(spec.server, 2, 0, QUIET)
     rig.driver.attach_share(spec.server, 3, attached, QUIET)
@@ -117,7 +119,7 @@ def test_rescue_and_unrescue_keep_shares_mounted(rig: Rig, host: LocalMounts) ->
 
 
 @pytest.mark.parametrize("verb", ["ensure_running", "reboot", "rescue"])
-def test_start_reboot_or_rescue_drops_shares_detached_during_outage(
+def test_start_reboot_or_rescue_drops_share_detached_during_host_outage(
     rig: Rig, host: LocalMounts, verb: str
 ) -> None:
     """The host was unreachable during the detach.
@@ -193,7 +195,7 @@ def test_reboot_mounts_shares_again_after_reboot_of_host(tmp_path: Path, host: L
     rig.clean()
 
 
-def test_ensure_absent_unmounts_busy_share_lazily_and_keeps_its_files(
+def test_ensure_absent_unmounts_share_lazily_when_unmount_fails_as_busy(
     tmp_path: Path, host: LocalMounts
 ) -> None:
     """If the file server prevents the unmount, the share is unmounted lazily."""

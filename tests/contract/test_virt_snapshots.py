@@ -46,7 +46,9 @@ def has_canary_in(rig: Rig, content: bytes, folder: Path) -> bool:
     return b"canary" in content if rig.kind == "memory" else holds_canary(folder / "copy")
 
 
-def test_snapshot_in_every_power_state_contains_canary_of_disk(rig: Rig, tmp_path: Path) -> None:
+def test_snapshot_of_running_paused_suspended_or_off_guest_contains_its_data(
+    rig: Rig, tmp_path: Path
+) -> None:
     spec = rig.boot_with_canary()
     phases = Phases()
     if rig.kind == "test":
@@ -80,7 +82,9 @@ def check_snapshots_of_idle_guest(rig: Rig, server: str, folder: Path) -> None:
 @pytest.mark.slice("guests")
 @pytest.mark.kvm_or_tcg
 @pytest.mark.parametrize("rig", ["qemu"], indirect=True)
-def test_snapshot_replaces_unfinished_copy_of_dead_agent(rig: Rig, private_libvirtd: Path) -> None:
+def test_snapshot_replaces_unfinished_copy_left_by_ended_agent(
+    rig: Rig, private_libvirtd: Path
+) -> None:
     from compute_agent.virt.libvirt.domains.connection import Connection
     from compute_agent.virt.libvirt.guests.snapshots import backup_xml
 
@@ -140,7 +144,7 @@ def test_snapshot_cancelled_at_end_of_copy_is_not_uploaded(
     libvirt.close()
 
 
-def test_snapshot_refused_by_image_service_leaves_no_files(rig: Rig) -> None:
+def test_snapshot_leaves_no_files_when_image_service_refuses_or_is_down(rig: Rig) -> None:
     spec = rig.boot()
     rig.driver.ensure_stopped(spec.server, 2, 0, QUIET)
 
@@ -212,7 +216,7 @@ def is_unknown_user_refused(rig: Rig, server: str) -> bool:
     return True
 
 
-def test_set_password_without_agent_raises_verb_failed(rig: Rig) -> None:
+def test_set_password_without_guest_agent_raises_verb_failed(rig: Rig) -> None:
     if rig.kind == "test":
         pytest.skip("libvirt's mock-up answers for every agent")
     spec = rig.boot(image=replace(rig.image, properties={"hw_qemu_guest_agent": "no"}))

@@ -132,7 +132,9 @@ def test_libvirt_domain_has_nova_metadata_for_ceilometer(libvirt_rig: Rig) -> No
         assert stats is not None and stats.get("period") == "10"
 
 
-def test_domain_nova_metadata_survives_power_changes_resize_and_rename(libvirt_rig: Rig) -> None:
+def test_nova_metadata_survives_power_changes_and_follows_resize_and_rename(
+    libvirt_rig: Rig,
+) -> None:
     rig = libvirt_rig
     spec = boot(rig)
     before = discover(read(rig, spec.server))

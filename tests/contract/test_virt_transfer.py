@@ -105,7 +105,7 @@ def disk_bytes(pair: Pair, spec: GuestSpec) -> int:
 
 @of_files
 @pytest.mark.parametrize("problem", GONE, ids=["missing", "forbidden", "unavailable"])
-def test_receive_without_base_and_image_raises_error_of_image_service(
+def test_receive_without_base_and_image_fails_with_image_service_reason(
     pair: Pair, problem: errors.Problem
 ) -> None:
     spec = pair.off_with_canary()
@@ -156,7 +156,7 @@ def test_receive_refuses_disk_with_foreign_backing_file(pair: Pair, options: lis
 
 
 @of_files
-def test_receive_and_ensure_absent_remove_files_of_killed_agent(pair: Pair) -> None:
+def test_receive_and_ensure_absent_remove_partial_files_of_killed_agent(pair: Pair) -> None:
     spec = pair.off_with_canary()
     for name in (
         "disk.part",

@@ -116,7 +116,7 @@ def test_keep_volume_ends_copy_and_keeps_source(rig: Rig) -> None:
     assert rig.driver.switch_volume(server, 7, target, QUIET) is None
 
 
-def test_impossible_copy_volume_is_refused_with_reason(rig: Rig) -> None:
+def test_copy_volume_is_refused_for_unusable_target_or_stopped_guest(rig: Rig) -> None:
     server = rig.boot().server
     with pytest.raises(VerbFailed, match="does not have volume"):
         rig.driver.copy_volume(server, 3, create_target(rig, create_volume(rig)), QUIET)
@@ -258,7 +258,7 @@ def read_last_block(attached_volume: AttachedVolume) -> int:
 @pytest.mark.slice("guests")
 @pytest.mark.kvm_or_tcg
 @pytest.mark.parametrize("rig", ["qemu"], indirect=True)
-def test_volume_copies_lose_no_writes_when_agent_dies_at_any_call(
+def test_volume_copy_loses_no_writes_when_agent_dies_after_any_libvirt_call(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The agent dies after each call in turn, while the guest writes.

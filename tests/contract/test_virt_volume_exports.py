@@ -163,7 +163,7 @@ def world(bootable: Path) -> Iterator[ServingWorld]:
     serving_world.clean()
 
 
-def test_writing_guest_with_nbd_volume_loses_no_data_when_it_moves(world: ServingWorld) -> None:
+def test_live_migration_of_writing_guest_with_nbd_volume_loses_no_data(world: ServingWorld) -> None:
     guest = world.guest
     first = world.serve_volume()
     guest.here.driver.attach_volume(guest.server, guest.spec.fence, first, QUIET)
@@ -189,7 +189,9 @@ def test_writing_guest_with_nbd_volume_loses_no_data_when_it_moves(world: Servin
     guest.check_counts(guest.here)
 
 
-def test_paused_guest_with_nbd_volume_moves_and_continues_to_write(world: ServingWorld) -> None:
+def test_paused_guest_with_nbd_volume_migrates_live_and_writes_on_resume(
+    world: ServingWorld,
+) -> None:
     """The local disk is copied, too. After the resume the guest continues to write."""
     guest = world.guest
     first, since = world.serve_volume(), world.count_written(guest.here)

@@ -74,7 +74,7 @@ def world(bootable: Path) -> Iterator[IscsiWorld]:
     iscsi_world.clean()
 
 
-def test_writing_guest_with_iscsi_volume_loses_no_data_when_it_moves(world: IscsiWorld) -> None:
+def test_live_migration_of_writing_guest_with_iscsi_volume_loses_no_data(world: IscsiWorld) -> None:
     guest, volume = world.guest, world.serve_volume()
     key = volume.volume_id
     guest.here.driver.attach_volume(guest.server, guest.spec.fence, volume, QUIET)

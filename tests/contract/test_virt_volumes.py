@@ -594,7 +594,7 @@ def die_after_calls(driver: LibvirtDriver, at: int, monkeypatch: pytest.MonkeyPa
 @pytest.mark.slice("guests")
 @pytest.mark.kvm_or_tcg
 @pytest.mark.parametrize("rig", ["qemu"], indirect=True)
-def test_attach_and_detach_volume_continue_after_agent_death_at_any_call(
+def test_attach_and_detach_volume_continue_if_agent_dies_at_any_libvirt_call(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from compute_agent.virt.libvirt.driver import LibvirtDriver

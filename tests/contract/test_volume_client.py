@@ -91,7 +91,7 @@ def service(embedded_service: Rig) -> Service:
     return Service(embedded_service.url, embedded_service.cloud)
 
 
-def test_volume_is_created_shown_and_deleted_repeatedly(service: Service) -> None:
+def test_volume_is_created_and_shown_and_its_delete_can_be_repeated(service: Service) -> None:
     volume = service.make()
     assert (volume.size_gb, volume.status, volume.bootable) == (1, "available", False)
     assert not (volume.multiattach or volume.read_only or volume.encrypted)
@@ -102,7 +102,7 @@ def test_volume_is_created_shown_and_deleted_repeatedly(service: Service) -> Non
         service.client.delete(service.token, volume.id)
 
 
-def test_snapshot_is_created_and_deleted_repeatedly(service: Service) -> None:
+def test_snapshot_is_created_and_its_delete_can_be_repeated(service: Service) -> None:
     volume = service.make()
     snapshot = service.client.make_snapshot(service.token, volume.id, "of the contract")
     assert (snapshot.volume_id, snapshot.size_gb) == (volume.id, 1)
@@ -117,7 +117,7 @@ def test_snapshot_is_created_and_deleted_repeatedly(service: Service) -> None:
     service.client.delete_snapshot(service.token, snapshot.id)
 
 
-def test_update_snapshot_status_accepts_reports_of_awaited_status_only(service: Service) -> None:
+def test_update_snapshot_status_is_accepted_only_during_create_or_delete(service: Service) -> None:
     client, token = service.client, service.token
     snapshot = client.make_snapshot(token, service.make().id, "taken by a host")
     await_true(
@@ -158,7 +158,7 @@ def _has_no_snapshot(service: Service, snapshot_id: str) -> bool:
     return False
 
 
-def test_volume_client_passes_volume_and_snapshot_records_unchanged(service: Service) -> None:
+def test_volume_client_makes_reads_lists_and_removes_raw_records(service: Service) -> None:
     client, token = service.client, service.token
     volume = client.make(token, "volumes", {"size": 1, "name": "by its record"})
     assert (volume["name"], volume["size"], volume["attachments"]) == ("by its record", 1, [])

@@ -172,7 +172,9 @@ def test_failed_resize_live_migration_or_attach_restores_attachments(
     service.until(other.id, "available")
 
 
-def test_create_with_volume_is_repeated_on_other_host(cloud: Cloud, service: Service) -> None:
+def test_create_with_volume_succeeds_although_build_on_first_host_fails(
+    cloud: Cloud, service: Service
+) -> None:
     cloud.hosts["h1"].driver.host.script["ensure_guest"] = [Fail("Full.", retryable=True)]
     volume = service.make().id
     wanted_volume = WantedVolume(volume_id=volume, size_gb=1, delete_on_termination=True)

@@ -156,7 +156,7 @@ def walk(lab: LiveLab) -> Iterator[Walk]:
 
 
 @pytest.mark.timeout(900 + 60 * len(list_steps()))
-def test_server_disk_keeps_data_through_every_pair_of_actions(walk: Walk) -> None:
+def test_server_disk_keeps_data_through_selected_pairs_of_actions(walk: Walk) -> None:
     canary, finished_actions = walk.guest.read_state().canary, []
     for step, action in enumerate(list_steps()):
         walk.write(f"step-{step}")

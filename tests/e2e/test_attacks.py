@@ -29,7 +29,7 @@ def run_attacks(live: Live) -> None:
 
 
 @pytest.mark.slice("guests")
-def test_attacks_fail_on_cloud_of_one_machine(cloud: Live) -> None:
+def test_formerly_successful_attacks_fail_on_cloud_of_one_machine(cloud: Live) -> None:
     cloud.open_all()
     try:
         run_attacks(cloud)
@@ -38,5 +38,5 @@ def test_attacks_fail_on_cloud_of_one_machine(cloud: Live) -> None:
 
 
 @pytest.mark.slice("moves")
-def test_attacks_fail_on_lab(lab: LiveLab) -> None:
+def test_formerly_successful_attacks_fail_on_lab_of_several_hosts(lab: LiveLab) -> None:
     run_attacks(lab)

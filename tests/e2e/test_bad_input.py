@@ -184,7 +184,7 @@ def check(reply: Reply, status: int, kind: str, words: str) -> None:
 # tests/api tests each of these requests without a real cloud.
 @pytest.mark.slice("guests")
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_wrong_request_returns_status_and_fault(
+def test_wrong_api_request_returns_expected_4xx_status_and_fault(
     tenant: Rest, body: Callable[[dict[str, Any]], dict[str, Any]], case: Case
 ) -> None:
     content = None if case.change is None else {"server": body(case.change), **case.more}
@@ -284,7 +284,7 @@ WRONG_NETWORKS: list[tuple[str, int, str, str, Callable[[Networks], Any]]] = [
     [row[1:] for row in WRONG_NETWORKS],
     ids=[row[0] for row in WRONG_NETWORKS],
 )
-def test_create_with_wrong_network_returns_fault(
+def test_create_with_unusable_network_port_or_address_returns_4xx_fault(
     cloud: Live,
     tenant: Rest,
     body: Callable[[dict[str, Any]], dict[str, Any]],
@@ -332,7 +332,7 @@ def test_create_with_wrong_network_returns_fault(
         ),
     ],
 )
-def test_attach_interface_with_wrong_port_or_network_returns_fault(
+def test_attach_interface_with_wrong_port_or_network_returns_4xx_fault(
     tenant: Rest,
     networks: Networks,
     status: int,

@@ -210,7 +210,7 @@ def test_rebuild_gives_new_disk_and_keeps_server_identity(guest: Guest) -> None:
     ]
 
 
-def test_guest_without_agent_accepts_nmi_and_diagnostics_but_no_password(guest: Guest) -> None:
+def test_guest_without_guest_agent_gets_nmi_and_diagnostics_but_no_password(guest: Guest) -> None:
     refused = guest.rest.act(guest.server, "changePassword", {"adminPass": SECRET})
     kind, code, message = refused.fault
     assert (kind, code, "agent" in message) == ("conflictingRequest", 409, True)
@@ -241,7 +241,7 @@ def test_guest_without_agent_accepts_nmi_and_diagnostics_but_no_password(guest: 
     assert guest.rest.call("GET", f"/servers/{guest.server}/diagnostics").status == 403
 
 
-def test_instance_actions_list_every_action_with_its_events(guest: Guest) -> None:
+def test_instance_actions_list_known_actions_with_expected_event_results(guest: Guest) -> None:
     path = f"/servers/{guest.server}/os-instance-actions"
     rows = guest.rest.call("GET", path).body["instanceActions"]
     get = partial(guest.rest.call, "GET")

@@ -201,7 +201,7 @@ class History:
 
 
 @pytest.mark.slice("operations")
-def test_cloud_recovers_when_stand_by_lacks_last_commits() -> None:
+def test_actions_continue_after_failover_to_stand_by_lacking_last_commits() -> None:
     with with_stand_by() as pair:
         history = History(pair.live)
         history.begin()
@@ -230,7 +230,7 @@ def adopt_guest(live: Live, server: str, *options: str) -> None:
 
 
 @pytest.mark.slice("operations")
-def test_cloud_recovers_when_database_is_restored_while_running() -> None:
+def test_actions_continue_after_database_restore_while_cloud_runs() -> None:
     with with_dumps("mariadb") as database:
         history = History(database.live)
         history.begin()
@@ -245,7 +245,9 @@ def test_cloud_recovers_when_database_is_restored_while_running() -> None:
 @pytest.mark.parametrize(
     ("kind", "agents"), [("postgresql", ()), ("mariadb", ("agent", "agent-2"))]
 )
-def test_backup_restore_and_remedies_repair_cloud(kind: str, agents: tuple[str, ...]) -> None:
+def test_remedies_of_doctor_repair_cloud_after_restore_of_older_backup(
+    kind: str, agents: tuple[str, ...]
+) -> None:
     """The doctor names the lost changes, and their remedies repair the cloud.
 
     ``agents`` are restarted before the other processes.

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slice("operations")
 HOST, FENCE_AFTER = "lab2", 10
 
 
-def test_ha_evacuates_servers_of_dead_host_after_fencing(lab: LiveLab) -> None:
+def test_ha_fences_unreachable_host_and_evacuates_its_servers(lab: LiveLab) -> None:
     """The host is cut off and its guests still run, so the fencing hook stops them first."""
     with (
         witness(lab, "orphan", host=HOST) as guest,
@@ -47,7 +47,7 @@ def test_ha_evacuates_servers_of_dead_host_after_fencing(lab: LiveLab) -> None:
         assert lab.find_domains(guest.server) == {new_host: "running"}
 
 
-def test_fence_after_stops_guests_of_cut_off_host_until_contact(lab: LiveLab) -> None:
+def test_fence_after_option_stops_guests_while_host_is_cut_off(lab: LiveLab) -> None:
     """The guests are not evacuated. After contact returns, the host starts them with their disks.
 
     The second time, the agent starts while the host is cut off.

@@ -27,7 +27,7 @@ def is_forced_down(lab: LiveLab, host: str) -> bool:
     return bool(lab.service(host).is_forced_down)
 
 
-def test_evacuate_after_power_cut_recreates_server_and_host_returns_clean(lab: LiveLab) -> None:
+def test_evacuate_after_power_cut_rebuilds_server_and_old_host_drops_guest(lab: LiveLab) -> None:
     with witness(lab, "lost", host=HOST) as guest:
         before = guest.read_state()
         lab.strike("kill", HOST)
@@ -59,7 +59,7 @@ def test_evacuate_after_power_cut_recreates_server_and_host_returns_clean(lab: L
         )
 
 
-def test_evacuate_of_silent_host_needs_fencing_hook(lab: LiveLab) -> None:
+def test_evacuate_of_cut_off_host_needs_fencing_hook_and_else_returns_400(lab: LiveLab) -> None:
     """A host that is cut off still runs its guests.
 
     Evacuation fences the host first. After the return of the host, the guests are removed there.

@@ -209,7 +209,9 @@ def test_dedicated_cpu_is_given_to_one_guest_only(admin: Rest, cloud: Live, demo
         assert admin.call("DELETE", f"/flavors/{flavor}").status == 202
 
 
-def test_dedicated_cpus_fail_when_no_host_offers_any(admin: Rest, cloud: Live, demo: Rest) -> None:
+def test_server_with_dedicated_cpus_ends_in_error_when_no_host_offers_any(
+    admin: Rest, cloud: Live, demo: Rest
+) -> None:
     flavor = make_flavor(admin, "e2e.dedicated", {"hw:cpu_policy": "dedicated"})
     try:
         server = demo.create(image=cloud.image(), flavor=flavor)

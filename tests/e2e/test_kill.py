@@ -127,7 +127,7 @@ class RequestsWithKill:
 
 
 @pytest.mark.parametrize("victim", VICTIMS)
-def test_servers_reach_their_states_when_process_dies_during_requests(
+def test_servers_reach_states_when_process_is_killed_or_broker_wiped(
     cloud: Live, demo: Rest, victim: str
 ) -> None:
     requests = RequestsWithKill(cloud, victim)

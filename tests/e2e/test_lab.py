@@ -96,7 +96,7 @@ def test_lab_status_shows_hosts_and_guests(lab: LiveLab) -> None:
         )
 
 
-def test_second_lab_up_changes_nothing_and_other_lab_is_refused(lab: LiveLab) -> None:
+def test_second_lab_up_changes_nothing_and_other_host_number_is_refused(lab: LiveLab) -> None:
     before = (
         [find_process(lab.cloud, program.name) for program in processes.programs(lab.cloud)],
         [lab.registration(h) for h in lab.cloud.hosts],
@@ -363,7 +363,7 @@ def test_watcher_reports_two_running_domains_of_one_server(lab_up: WatchedLab) -
             path.unlink(missing_ok=True)
 
 
-def test_watcher_fails_when_it_does_not_look(lab_up: WatchedLab) -> None:
+def test_watcher_fails_when_it_never_looked_at_hosts(lab_up: WatchedLab) -> None:
     watcher = lab_up.live.watcher()
     with pytest.raises(AssertionError, match="looked 0 times"), watcher.watching():
         # The watcher need not look during less than a second.

@@ -25,7 +25,7 @@ def list_pids(lab: LiveLab, program: str) -> list[int]:
     return [pid, *descendants(pid)]
 
 
-def test_build_after_end_of_lease_starts_no_second_guest(lab: LiveLab) -> None:
+def test_frozen_host_starts_no_second_guest_after_lease_of_build_ended(lab: LiveLab) -> None:
     """The test freezes libvirtd first, so that the agent is frozen during the build."""
     rest, compute = lab.rest(), lab.seed.admin.compute
     agent = list_pids(lab, "agent")

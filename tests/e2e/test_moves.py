@@ -92,7 +92,7 @@ def test_resize_confirm_moves_server_and_enlarges_disk(lab: LiveLab, larger_flav
 
 
 def test_resize_revert_restores_server_on_source(lab: LiveLab, larger_flavor: str) -> None:
-    """Data written after the resize is discarded. Data from before is unchanged."""
+    """The server runs on the source again, with its old flavor, disk size and canary."""
     with witness(lab, "returns", host="lab1") as guest:
         before = guest.read_state()
         ask(guest.rest, guest, "resize", {"flavorRef": larger_flavor})
@@ -186,7 +186,9 @@ def migrate_live_and_back(lab: LiveLab) -> None:
         assert guest.read_state().run == before.run
 
 
-def test_cold_migration_with_shared_storage_reverts_and_confirms(shared_lab: LiveLab) -> None:
+def test_cold_migration_on_shared_storage_keeps_disk_on_revert_and_confirm(
+    shared_lab: LiveLab,
+) -> None:
     lab = shared_lab
     with witness(lab, "stays", host="lab1") as guest:
         before = guest.read_state()
@@ -204,7 +206,7 @@ def test_cold_migration_with_shared_storage_reverts_and_confirms(shared_lab: Liv
         check_rebooted(guest, after)
 
 
-def test_impossible_move_returns_fault_and_changes_nothing(lab: LiveLab) -> None:
+def test_impossible_migrate_resize_or_evacuate_fails_and_guest_runs_on(lab: LiveLab) -> None:
     with witness(lab, "refuses", host="lab1") as guest:
         before, rest = guest.read_state(), admin(lab)
         for key, value, status in (

@@ -272,7 +272,7 @@ def test_osc_placement_wrong_commands_fail_with_reason_and_no_change(host: Host)
     assert after == before
 
 
-def test_osc_placement_refuses_users_with_403(host: Host) -> None:
+def test_osc_placement_commands_of_non_admin_fail_with_403(host: Host) -> None:
     commands = (
         "resource provider list",
         "resource provider show {}",

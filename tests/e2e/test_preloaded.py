@@ -91,7 +91,7 @@ def test_preloaded_commands_are_independent_of_each_other(tmp_path: Path) -> Non
     assert "/first.conf" not in second.stdout + second.stderr
 
 
-def test_preloaded_command_is_ended_after_timeout() -> None:
+def test_preloaded_command_beyond_its_seconds_raises_timeout_expired() -> None:
     with pytest.raises(subprocess.TimeoutExpired):
         preloaded.run(
             PROGRAMS / "kilonova",

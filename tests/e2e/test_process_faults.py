@@ -26,7 +26,7 @@ CELLS = (
 )
 
 
-def test_selected_fault_cells_of_killed_processes_pass() -> None:
+def test_selected_cells_of_fault_matrix_pass_with_real_processes() -> None:
     cells_by_id = {cell.id: cell for cell in cells()}
     with world("sqlite") as faulty_cloud:
         bystander = Bystander(faulty_cloud)

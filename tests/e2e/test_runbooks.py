@@ -93,7 +93,9 @@ def test_runbook_read_only_commands_are_accepted(operator: Operator) -> None:
     rest.await_gone(server)
 
 
-def test_runbook_aggregates_and_image_prefetch_change_aggregate(operator: Operator) -> None:
+def test_runbook_aggregate_and_prefetch_commands_set_zone_and_properties(
+    operator: Operator,
+) -> None:
     operator.words |= {"debian-12": "empty"}
     operator.run_commands(AGGREGATES, "Aggregates")
     [zone] = [

@@ -137,7 +137,7 @@ def read_guest_data(lab: LiveLab, guest: Witness) -> tuple[Any, ...]:
     )
 
 
-def test_stolen_host_harms_no_other_host_and_no_other_guest(lab: LiveLab) -> None:
+def test_thief_with_root_on_one_host_harms_no_other_host_or_guest(lab: LiveLab) -> None:
     with witness(lab, "theirs", host=OTHER) as guest:
         before = read_guest_data(lab, guest)
         booty = collect_loot(lab)

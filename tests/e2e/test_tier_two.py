@@ -129,7 +129,9 @@ def order_by_status(stage: Stage, remaining: list[Cell]) -> Iterator[Cell]:
 
 @pytest.mark.skipif(not SELECTION, reason="takes KILONOVA_TIER_TWO, all or the beginning of ids")
 @pytest.mark.timeout(9000)
-def test_fault_matrix_tier_two_passes_on_lab(lab: LiveLab, lab_up: WatchedLab) -> None:
+def test_selected_cells_of_fault_matrix_tier_two_pass_on_lab(
+    lab: LiveLab, lab_up: WatchedLab
+) -> None:
     stage, count = Stage(lab), CellCount(select_cells(), lab_up.watcher)
     keeping = {
         "shelved_offload_time": "-1",

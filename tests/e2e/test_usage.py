@@ -8,7 +8,7 @@ from tests.e2e.live import SETTLE, Live, documents
 JSON, ADMIN = " -f json", "kilonova-admin"
 
 
-def test_openstack_usage_volume_and_host_commands_show_server(in_memory: Live) -> None:
+def test_openstack_commands_show_usage_hosts_and_empty_volume_list(in_memory: Live) -> None:
     rest, admin = in_memory.rest(), in_memory.rest(ADMIN)
     server = rest.create(
         image=in_memory.image("empty"), flavor=in_memory.flavor("m1.nano"), name="used"

@@ -248,7 +248,7 @@ def writer_guest(live: Live, name: str) -> Iterator[WriterGuest]:
         guests.remove(guest)
 
 
-def test_volume_kill_steps_equal_steps_of_workflows() -> None:
+def test_volume_kill_steps_and_exceptions_cover_each_workflow_step() -> None:
     for action, steps in STEPS.items():
         step_names = {step.name for step in WORKFLOWS[action].steps}
         assert step_names == {*steps, *NOT_HERE.get(action, ())}, action

@@ -192,7 +192,7 @@ def open_in_frame(browser: Browser, dashboard: str, console: str) -> None:
 
 
 @pytest.mark.parametrize(("scheme", "dashboard"), [("http", "near"), ("https", "far")])
-def test_console_in_frame_of_unlisted_dashboard_names_allowed_origins(
+def test_console_frame_of_unlisted_dashboard_shows_allowed_origins_hint(
     make_site: Callable[..., Site], browser: Browser, scheme: str, dashboard: str
 ) -> None:
     site = make_site(scheme)

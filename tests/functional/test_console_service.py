@@ -422,7 +422,7 @@ def test_console_session_ends_when_message_is_too_long(world: World) -> None:
         assert read_close_frame(browser)[0] == 1009
 
 
-def test_console_of_silent_and_failed_host_closes_with_distinct_codes(world: World) -> None:
+def test_console_closes_with_busy_on_silent_and_failed_on_failing_host(world: World) -> None:
     world.silent = True
     code, words = world.read_close(world.token())
     assert code == parts.BUSY and "did not answer" in words
@@ -520,7 +520,7 @@ def test_console_healthcheck_reports_alive_and_ready(world: World) -> None:
     assert world.get("/healthcheck/ready/")[0] == 404
 
 
-def test_console_service_closes_connections_with_noise_and_keeps_serving(world: World) -> None:
+def test_console_service_accepts_no_malformed_request_and_keeps_serving(world: World) -> None:
     for noise in (
         b"\x16\x03\x01" * 100,
         b"POST / HTTP/1.1\r\nHost: x\r\n\r\n",

@@ -144,7 +144,9 @@ def test_spice_session_limits_number_of_channels(
             assert echoes(next_channel)
 
 
-def test_spice_channels_do_not_count_as_sessions_or_pages(make: Callable[..., World]) -> None:
+def test_spice_channels_do_not_count_to_limits_of_sessions_or_pages(
+    make: Callable[..., World],
+) -> None:
     world = make(most=2, per_server=2, per_user=2)
     with ExitStack() as opened:
         for _ in range(2):
@@ -289,7 +291,7 @@ def test_spice_channels_in_another_process_end_with_main_channel(
 
 
 # --- pages and logs ---
-def test_spice_page_and_modules_are_served_or_name_missing_package(
+def test_spice_page_is_served_and_404_names_package_when_it_is_missing(
     world: World, tmp_path: Path
 ) -> None:
     assert world.get("/spice/spice_auto.html")[:2] == (200, b"<p>spice")

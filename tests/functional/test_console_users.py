@@ -72,14 +72,14 @@ def test_console_session_ends_when_user_token_is_revoked(make: Callable[..., Wor
     await_true(lambda: len(world.sessions) == 0)
 
 
-def test_console_token_of_revoked_user_is_refused(make: Callable[..., World]) -> None:
+def test_console_token_is_refused_when_user_token_is_revoked(make: Callable[..., World]) -> None:
     world = make()
     token = world.token(caller="mine")
     world.bad.add("mine")
     assert world.hangs_up(token)
 
 
-def test_silent_identity_service_refuses_new_consoles_and_keeps_sessions(
+def test_consoles_are_refused_and_sessions_kept_while_identity_is_silent(
     make: Callable[..., World], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world = make()

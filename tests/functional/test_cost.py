@@ -173,7 +173,7 @@ def test_port_adds_bounded_cost_to_create_and_delete(
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "mariadb"])
-def test_hard_group_and_dedicated_cpus_add_bounded_cost_to_create(
+def test_hard_server_group_and_dedicated_cpus_add_bounded_cost_to_create(
     new_cloud: Callable[..., Cloud], kind: str
 ) -> None:
     cloud = new_cloud(kind)
@@ -221,13 +221,12 @@ def test_hard_group_and_dedicated_cpus_add_bounded_cost_to_create(
     assert cloud.findings() == []
 
 
-def test_idle_hosts_cost_same_statements_for_any_number_of_hosts(
+def test_idle_hosts_cost_bounded_statements_and_only_heartbeat_messages(
     new_cloud: Callable[..., Cloud], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Check the cost of idle hosts.
+    """Idle hosts cost at most two statements a second, and one every five seconds for the keys.
 
-    They cost two statements a second, one statement every five seconds for the keys, and two
-    messages for each heartbeat.
+    They cause no messages except heartbeats and the sweep's own message.
     """
     monkeypatch.setattr(service, "EXCHANGE_PERIOD_SECONDS", (0.2, 0.3))
     # On a busy machine, a lost answer would cause a sync.

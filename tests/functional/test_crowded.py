@@ -148,7 +148,7 @@ def test_parallel_creates_fill_hosts_and_the_rest_fail_with_reason(
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("policy", ["anti-affinity", "affinity"])
-def test_hard_server_group_holds_under_parallel_creates(
+def test_affinity_and_anti_affinity_groups_hold_under_parallel_creates(
     new_cloud: Callable[..., Cloud], kind: str, policy: str
 ) -> None:
     cloud = start_cloud(new_cloud, kind)

@@ -127,7 +127,7 @@ def test_lost_command_delays_create_within_bound(cloud: Cloud, pulse: Pulse) -> 
     assert cloud.findings() == []
 
 
-def test_lost_command_delays_create_within_bound_when_guests_change(
+def test_lost_command_delays_create_within_bound_as_other_guest_changes(
     cloud: Cloud, pulse: Pulse
 ) -> None:
     """Changes of other guests do not postpone the host's request for its lost commands."""

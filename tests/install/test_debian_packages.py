@@ -141,7 +141,7 @@ def test_debian_volume_helper_serves_only_the_agent_and_restarts(debian: Machine
     debian.run("systemctl", "stop", f"{unit}.socket", unit)
 
 
-def test_debian_configured_service_runs(debian: Machine) -> None:
+def test_debian_placement_service_is_active_after_configuration(debian: Machine) -> None:
     (debian.root / CONFIGURATION[1:]).write_text(CONFIGURATION_TEXT)
     debian.run("runuser", "-u", "kilonova", "--", "kilonova", "database", "upgrade")
     debian.run("systemctl", "enable", "--now", RUNNING)

@@ -77,7 +77,7 @@ def test_client_suite_reports_unused_exclusion_pattern() -> None:
         (OPENSTACKSDK, SDK + "cloud.test_compute.TestCompute.test_list_all_servers", True),
     ],
 )
-def test_suite_select_runs_or_leaves_out_tests_of_clients_as_expected(
+def test_client_suites_run_server_tests_but_not_resize_down_or_dns_tests(
     suite: Suite, test: str, runs: bool
 ) -> None:
     assert (test in suite.select([test])[0]) == runs

@@ -150,7 +150,7 @@ def begin_action(store: Store, name: str, caller: RequestContext) -> int:
 
 @NAMES
 @pytest.mark.parametrize("task_state", [None, "rebooting"])
-def test_accepted_action_reserves_the_server_and_refused_action_does_not(
+def test_accepted_action_is_recorded_and_refused_action_changes_no_row(
     store: Store, name: str, task_state: str | None
 ) -> None:
     holder = "running action" if task_state else None

@@ -205,7 +205,7 @@ def test_tracked_texts_contain_no_conflict_markers() -> None:
     assert [name_of(path) for path, text in texts.items() if marker.search(text)] == []
 
 
-def test_common_domain_modules_import_no_library() -> None:
+def test_common_domain_and_notifications_import_no_third_party_library() -> None:
     allowed = {*sys.stdlib_module_names, "common"}
     assert [
         f"{name}:{line} {module}"
@@ -230,7 +230,7 @@ def test_bootstrap_commands_import_without_installed_packages() -> None:
     assert process.returncode == 0, process.stderr
 
 
-def test_threads_and_sleeps_are_only_in_services() -> None:
+def test_threads_and_sleeps_are_only_in_services_or_listed_files() -> None:
     def starters(path: Path) -> list[str]:
         if path.name == "service.py" or name_of(path).startswith(COMMANDS):
             return []

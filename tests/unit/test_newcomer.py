@@ -65,7 +65,7 @@ def test_newcomer_visit_forms_have_an_explanation() -> None:
     assert set(EXPLANATIONS) == set(Form)
 
 
-def test_skipped_tests_of_an_archive_are_compared_with_list_and_clone() -> None:
+def test_tests_skipped_only_in_an_archive_are_found_unless_listed() -> None:
     clone = read_names(["a::x\tno KVM"])
     archive = read_names(["a::x\tno KVM", "b::y\tno git", "c::z\tno git"])
     allowed = read_names(["# test, tab, reason", "", "c::z\treads the history"])

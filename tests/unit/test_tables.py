@@ -112,7 +112,7 @@ def test_transient_task_state_can_be_superseded_by_delete(during: str) -> None:
 @pytest.mark.parametrize(
     "vm_state", sorted({row.after for row in ACTIONS if row.after} | {states.ERROR})
 )
-def test_final_vm_state_allows_further_actions(vm_state: str) -> None:
+def test_final_vm_state_allows_delete_and_another_action_unless_deleted(vm_state: str) -> None:
     ways = [
         row.name for row in ACTIONS if row.workflow and (row.vm == states.ANY or vm_state in row.vm)
     ]
@@ -228,7 +228,7 @@ def test_event_names_belong_to_steps_and_cover_the_workflows() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(WORKFLOWS))
-def test_workflow_steps_are_well_formed(name: str) -> None:
+def test_workflow_steps_have_unique_names_a_reason_and_one_implementation(name: str) -> None:
     workflow = WORKFLOWS[name]
     assert workflow.name == name
     assert name in BY_WORKFLOW
@@ -253,7 +253,7 @@ def test_workflow_steps_are_well_formed(name: str) -> None:
         workflow.index("no such step")
 
 
-def test_step_name_belongs_to_one_lane() -> None:
+def test_steps_of_equal_name_call_the_same_external_service_or_none() -> None:
     names = [name for steps in WORKFLOWS.lanes.values() for name in steps]
     inside = {
         step.name

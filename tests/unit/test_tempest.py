@@ -54,7 +54,7 @@ def test_tempest_outcome_of_class_setup_applies_to_its_tests() -> None:
     assert skipped.is_ok
 
 
-def test_tempest_test_without_an_outcome_is_not_run() -> None:
+def test_tempest_test_without_an_outcome_counts_as_not_run() -> None:
     result = outcomes.read([ONE, TWO], [f"{{0}} {ONE} [0.010s] ... ok"])
     assert result.not_run == [TWO]
     assert not result.is_ok

@@ -21,7 +21,7 @@ def proofs_of(*sightings: tuple[str, float]) -> list[str]:
     ]
 
 
-def test_server_seen_running_on_two_hosts_in_turn_proves_two_domains() -> None:
+def test_server_seen_on_host_a_then_b_then_a_again_proves_two_domains() -> None:
     *before, proof = proofs_of(("a", 0.0), ("b", 0.2), ("a", 0.4))
     assert before == ["", ""] and "ran on a and b at the same moment" in proof
 
@@ -34,11 +34,11 @@ def test_server_seen_in_overlapping_looks_does_not_prove_two_domains() -> None:
     assert not any(proofs_of(("a", 0.0), ("b", 0.05), ("a", 0.1), ("b", 0.15)))
 
 
-def test_server_back_on_host_a_moment_later_does_not_prove_two_domains() -> None:
+def test_server_back_on_host_after_a_second_does_not_prove_two_domains() -> None:
     assert not any(proofs_of(("a", 0.0), ("b", 0.2), ("a", 0.2 + MOMENT)))
 
 
-def test_server_back_on_host_once_seen_off_there_proves_no_two_domains() -> None:
+def test_server_back_on_host_after_stop_there_does_not_prove_two_domains() -> None:
     all_sightings = Sightings("sight")
     assert not all_sightings.note("s", Sighting("a", 0.0, 0.1))
     all_sightings.note_idle("s", "a")

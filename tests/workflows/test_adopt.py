@@ -213,7 +213,7 @@ def test_adopt_over_quota_is_refused_without_force(cloud: Cloud) -> None:
     check_usable(cloud, server, "h1")
 
 
-def test_adopt_on_full_host_is_refused_and_reports_missing_memory(cloud: Cloud) -> None:
+def test_adopt_on_full_host_without_force_is_refused_with_missing_memory(cloud: Cloud) -> None:
     server = boot_lost_server(cloud)
     flavor = replace(FLAVOR, memory_mb=8192 - 512)
     server_on_full_host = cloud.create(host="h1", forced=True, flavor=flavor, networks=[])[0]
@@ -293,7 +293,9 @@ def test_adopt_with_replace_is_refused_while_guest_on_recorded_host_runs(cloud: 
     Adopter(cloud).check_refusal("busy|runs on host h1", server, "h2", replace=True)
 
 
-def test_adopt_is_refused_when_recorded_host_or_host_of_guest_is_silent(cloud: Cloud) -> None:
+def test_adopt_is_refused_if_recorded_host_is_silent_or_guest_host_forced_down(
+    cloud: Cloud,
+) -> None:
     server = boot_moved_server(cloud, "os-migrateLive")
     cloud.cut.add("h1")
     cloud.until_down("h1")
@@ -418,7 +420,7 @@ def test_adopt_conflicts_when_record_changed_meanwhile(cloud: Cloud) -> None:
     operator.check_refusal("nothing to adopt", recorded_server)
 
 
-def test_adopt_of_busy_server_is_refused(cloud: Cloud) -> None:
+def test_adopt_of_server_with_running_action_is_refused(cloud: Cloud) -> None:
     server = boot_moved_server(cloud, "os-migrateLive")
     cloud.ask(server, "os-stop")
     Adopter(cloud).check_refusal("busy", server, "h2")
@@ -473,7 +475,7 @@ def test_adopt_and_discard_after_lost_creates_leave_only_port_findings(cloud: Cl
     assert read_running_hosts(cloud, first) == ["h1"] and cloud.domains(second) == []
 
 
-def test_adopt_of_guest_with_lost_volumes_is_refused(cloud: Cloud) -> None:
+def test_adopt_of_guest_with_volume_missing_in_record_is_refused(cloud: Cloud) -> None:
     """At the next start the guest would lose the volumes, which other servers could attach."""
     server, volume = boot_lost_server(cloud), cloud.volumes.make()
     guest = cloud.hosts["h1"].driver.host.guests[server]

@@ -58,7 +58,9 @@ def test_volume_snapshot_create_switches_guest_and_record_to_new_file(
     assert read_calls(cloud)[-1] == "attachments"
 
 
-def test_volume_snapshot_delete_keeps_file_of_guest(cloud: Cloud, server: str) -> None:
+def test_volume_snapshot_delete_removes_snapshot_and_keeps_file_of_guest(
+    cloud: Cloud, server: str
+) -> None:
     volume = attach_new_volume(cloud, server)
     before = read_volume_file(cloud, server)
     volume_service.merge_snapshot(cloud, server, volume)
@@ -74,7 +76,7 @@ def test_volume_snapshot_delete_keeps_file_of_guest(cloud: Cloud, server: str) -
         (volume_service.merge_snapshot, "merge_volume", ERROR_DELETING),
     ],
 )
-def test_volume_snapshot_failure_on_host_is_reported_to_service(
+def test_volume_snapshot_failed_on_host_sends_error_status_to_service(
     cloud: Cloud,
     server: str,
     begin_action: Callable[[Cloud, str, str], str],
@@ -99,7 +101,7 @@ def test_volume_snapshot_failure_on_host_is_reported_to_service(
         (volume_service.merge_snapshot, "report_merged", []),
     ],
 )
-def test_delete_during_volume_snapshot_reports_status_before_detach(
+def test_server_delete_during_volume_snapshot_reports_status_before_detach(
     cloud: Cloud,
     server: str,
     begin_action: Callable[[Cloud, str, str], str],
@@ -136,7 +138,9 @@ def test_delete_during_volume_snapshot_reports_status_before_detach(
     assert cloud.volumes.state.volumes[volume].status == AVAILABLE
 
 
-def test_volume_snapshot_of_nbd_volume_fails_with_id_in_message(cloud: Cloud, server: str) -> None:
+def test_volume_snapshot_of_nbd_volume_fails_with_volume_id_in_message(
+    cloud: Cloud, server: str
+) -> None:
     volume = attach_new_volume(cloud, server)
     [attached_volume] = cloud.hosts["h1"].driver.host.guests[server].volumes
     attached_volume.connection["driver_volume_type"] = "nbd"
@@ -159,7 +163,9 @@ def test_volume_snapshot_in_error_at_service_is_not_taken(cloud: Cloud, server: 
     assert (read_statuses(cloud), read_volume_file(cloud, server)) == ([ERROR], before)
 
 
-def test_volume_snapshot_is_done_when_service_refuses_status(cloud: Cloud, server: str) -> None:
+def test_volume_snapshot_create_succeeds_when_service_refuses_new_status(
+    cloud: Cloud, server: str
+) -> None:
     volume = attach_new_volume(cloud, server)
     volume_service.take_snapshot(cloud, server, volume)
     [snapshot] = cloud.volumes.state.assisted

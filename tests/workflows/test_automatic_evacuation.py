@@ -76,7 +76,7 @@ def test_automatic_evacuation_moves_servers_of_silent_host(
     assert cloud.findings() == []
 
 
-def test_automatic_evacuation_leaves_servers_and_retries_when_hook_fails(cloud: Cloud) -> None:
+def test_automatic_evacuation_keeps_servers_and_retries_when_fencing_fails(cloud: Cloud) -> None:
     calls: list[str] = []
 
     def refuse(host: str) -> None:
@@ -148,7 +148,7 @@ def test_automatic_evacuation_ignores_host_forced_down(
     assert (fenced_hosts, {cloud.show(server).host for server in servers}) == ([], {"h1"})
 
 
-def test_automatic_evacuation_is_off_by_default_and_requires_hook(
+def test_automatic_evacuation_is_off_by_default_and_requires_fencing_hook(
     cloud: Cloud, fenced_hosts: list[str]
 ) -> None:
     cloud.options.pop("chores")

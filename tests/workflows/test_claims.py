@@ -95,7 +95,7 @@ def test_affinity_group_uses_one_host_and_further_creates_fail_when_full(cloud: 
     assert cloud.findings() == []
 
 
-def test_unshelve_avoids_hosts_of_servers_added_to_group_meanwhile(cloud: Cloud) -> None:
+def test_unshelve_fails_while_anti_affinity_group_has_server_on_every_host(cloud: Cloud) -> None:
     group = cloud.group("anti-affinity")
     first = cloud.create(group=group)[0]
     cloud.settle()
@@ -265,7 +265,7 @@ def test_rebuild_leaves_server_unchanged_when_host_cannot_run_image(
     assert cloud.findings() == []
 
 
-def test_rebuild_refusal_keeps_concurrent_change_of_metadata(cloud: Cloud) -> None:
+def test_rebuild_failed_for_unfit_image_keeps_concurrent_metadata_change(cloud: Cloud) -> None:
     server = cloud.create()[0]
     cloud.settle()
     before = cloud.show(server)
@@ -281,7 +281,7 @@ def test_rebuild_refusal_keeps_concurrent_change_of_metadata(cloud: Cloud) -> No
     )
 
 
-def test_rebuild_leaves_server_unchanged_when_image_is_invalid(cloud: Cloud) -> None:
+def test_rebuild_leaves_server_unchanged_when_image_property_is_invalid(cloud: Cloud) -> None:
     server = cloud.create()[0]
     cloud.settle()
     rebuild(cloud, server, {"hw_mem_page_size": "nonsense"})
@@ -338,7 +338,7 @@ def read_failures(cloud: Cloud, host: str) -> int:
     )
 
 
-def test_host_with_five_failed_builds_is_excluded_then_gets_one_server(
+def test_host_excluded_for_five_failed_builds_gets_one_server_after_300_s(
     cloud: Cloud,
 ) -> None:
     """After five minutes, the success of one trial build ends the exclusion."""
@@ -402,7 +402,7 @@ def test_create_retried_on_other_host_counts_failed_build_of_first_host(cloud: C
     assert read_failures(cloud, "h1") > 0
 
 
-def test_create_fault_contains_error_of_last_host(cloud: Cloud) -> None:
+def test_fault_of_failed_create_contains_error_of_last_tried_host(cloud: Cloud) -> None:
     cloud.hosts["h1"].driver.host.script["ensure_guest"] = [
         Fail("Disk full.", retryable=True, details="/dev/sda1")
     ]

@@ -121,7 +121,7 @@ def test_shelve_offloads_server_when_port_unbinding_is_refused(cloud: Cloud, was
     trial.check_end(states.ACTIVE, 1)
 
 
-def test_pending_port_unbinding_keeps_port_of_server_unshelved_meanwhile(cloud: Cloud) -> None:
+def test_pending_port_unbinding_keeps_binding_if_server_was_unshelved(cloud: Cloud) -> None:
     """The offload could not unbind the port. At the retry the server is on a host again."""
     trial = trial_of(cloud, "offload")
     [port] = cloud.networks.held
@@ -136,7 +136,7 @@ def test_pending_port_unbinding_keeps_port_of_server_unshelved_meanwhile(cloud: 
     assert cloud.findings() == []
 
 
-def test_pending_port_unbinding_rebinds_port_when_unshelve_ends_meanwhile(cloud: Cloud) -> None:
+def test_pending_port_unbinding_rebinds_port_if_unshelve_ends_during_it(cloud: Cloud) -> None:
     """The cleanup unbinds the port during the unshelve, and then binds the port again."""
     trial = trial_of(cloud, "offload")
     [port] = cloud.networks.held
@@ -259,7 +259,7 @@ def test_migrate_succeeds_when_network_service_refuses_to_list_ports() -> None:
     cloud.store.close()
 
 
-def test_revert_resize_succeeds_when_ports_are_never_wired() -> None:
+def test_revert_resize_succeeds_when_source_ports_are_not_wired_in_time() -> None:
     cloud = create_cloud()
     cloud.engine.vif_plugging_timeout = 20
     server = boot_server(cloud)
@@ -286,7 +286,7 @@ def test_revert_resize_succeeds_when_ports_are_never_wired() -> None:
         ("live_migrate", "networks", 3),
     ],
 )
-def test_action_ends_with_pending_cleanup_when_service_falls_silent(
+def test_action_succeeds_with_pending_cleanup_when_service_falls_silent(
     cloud: Cloud, workflow: str, name: str, after: int
 ) -> None:
     """The service answers ``after`` more calls and then falls silent."""
@@ -308,7 +308,7 @@ def test_action_ends_with_pending_cleanup_when_service_falls_silent(
     trial.check_expected_end()
 
 
-def test_delete_ends_with_pending_cleanups_without_external_services(cloud: Cloud) -> None:
+def test_delete_without_image_and_network_service_leaves_pending_cleanups(cloud: Cloud) -> None:
     trial = trial_of(cloud, "delete")
     ask(cloud, trial.server, "shelve")
     cloud.settle()
@@ -347,7 +347,7 @@ def test_cleanup_is_retried_once_per_due_time_with_backoff_to_one_hour(cloud: Cl
     assert (read_cleanups(cloud), cloud.networks.held) == ([], {})
 
 
-def test_cleanup_of_port_ends_when_port_is_already_gone(cloud: Cloud) -> None:
+def test_pending_cleanup_of_port_is_done_when_port_is_already_deleted(cloud: Cloud) -> None:
     trial = trial_of(cloud, "delete")
     [port] = cloud.networks.held
     cloud.networks.refusing["delete", port] = IN_USE
@@ -357,7 +357,7 @@ def test_cleanup_of_port_ends_when_port_is_already_gone(cloud: Cloud) -> None:
     cloud.clean_up()
 
 
-def test_cleanup_keeps_port_with_new_owner(cloud: Cloud) -> None:
+def test_pending_cleanup_of_port_keeps_port_used_by_another_owner(cloud: Cloud) -> None:
     trial = trial_of(cloud, "delete")
     [port] = cloud.networks.held
     cloud.networks.refusing["delete", port] = IN_USE
@@ -369,7 +369,7 @@ def test_cleanup_keeps_port_with_new_owner(cloud: Cloud) -> None:
     assert list(cloud.networks.held) == [port]
 
 
-def test_cleanup_with_unexpected_exception_does_not_delay_others(cloud: Cloud) -> None:
+def test_cleanup_with_unexpected_exception_does_not_delay_other_cleanups(cloud: Cloud) -> None:
     register(cloud)
     servers = cloud.create(2)
     cloud.settle()

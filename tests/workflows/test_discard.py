@@ -43,7 +43,7 @@ def test_discard_removes_guest_with_higher_fence_than_database(cloud: Cloud) -> 
     assert (cloud.domains(server), cloud.findings()) == ([], [])
 
 
-def test_discard_of_server_with_record_conflicts_in_store(cloud: Cloud) -> None:
+def test_guests_discard_raises_conflict_on_any_host_for_recorded_server(cloud: Cloud) -> None:
     register(cloud)
     server = cloud.create(host="h1", forced=True, networks=[])[0]
     cloud.settle()
@@ -55,7 +55,7 @@ def test_discard_of_server_with_record_conflicts_in_store(cloud: Cloud) -> None:
 
 
 @pytest.mark.parametrize("move", ["resize", "os-migrateLive"])
-def test_discard_removes_copy_on_other_host_and_keeps_recorded_copy(
+def test_discard_removes_unrecorded_guest_copy_but_refuses_only_copy(
     either: Cloud, move: str
 ) -> None:
     """If the recorded host has no guest, the command refuses to remove the only copy."""
@@ -79,7 +79,7 @@ def test_discard_removes_copy_on_other_host_and_keeps_recorded_copy(
     check_usable(either, server, "h1")
 
 
-def test_discard_command_refuses_guest_on_recorded_host(cloud: Cloud) -> None:
+def test_discard_refuses_guest_on_recorded_host_and_host_without_guest(cloud: Cloud) -> None:
     register(cloud)
     server = cloud.create(host="h1", forced=True, networks=[])[0]
     cloud.settle()
@@ -91,7 +91,7 @@ def test_discard_command_refuses_guest_on_recorded_host(cloud: Cloud) -> None:
     assert read_running_hosts(cloud, server) == ["h1"]
 
 
-def test_discard_of_last_guest_deletes_ports_of_lost_server(cloud: Cloud) -> None:
+def test_discard_of_last_guest_of_server_lost_from_database_deletes_ports(cloud: Cloud) -> None:
     server, ports = boot_lost_server(cloud), Adopter(cloud).sources.ports
     twin = deepcopy(cloud.hosts["h1"].driver.host.guests[server])
     cloud.hosts["h2"].driver.host.keep_guest(server, twin)

@@ -108,7 +108,7 @@ def run_until_clean(cloud: Cloud, operator: Doctor) -> None:
 
 
 @pytest.mark.parametrize("kind", PLANTS)
-def test_doctor_finds_planted_fault_of_each_kind_and_fix_ends_finding(
+def test_doctor_finds_planted_fault_of_each_fixable_kind_and_fix_ends_it(
     cloud: Cloud, kind: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     operator = Doctor(cloud)
@@ -229,7 +229,7 @@ def test_host_report_of_stray_files_is_logged_once_and_found_by_doctor(
     assert [row.unclaimed for row in rows] == [None, None]
 
 
-def test_host_report_pages_keep_only_files_without_server(cloud: Cloud) -> None:
+def test_host_files_page_stores_stray_files_and_replaces_only_its_range(cloud: Cloud) -> None:
     """A page replaces the files of a range of servers. A report without a range replaces all."""
     name = trial_of(cloud, "stop").server
     host, first, second = here(cloud, name), NOBODY, "f" * 8 + NOBODY[8:]
@@ -274,7 +274,7 @@ def test_discard_deletes_files_of_unknown_server_kept_by_fix(cloud: Cloud) -> No
     assert (operator.read_findings(), cloud.hosts[other].driver.host.files) == ([], {})
 
 
-def test_doctor_does_not_report_files_on_shared_storage(either: Cloud) -> None:
+def test_doctor_reports_stray_files_on_local_but_not_on_shared_storage(either: Cloud) -> None:
     """All hosts with the storage list the folder of each server."""
     either.round()
     [name] = either.create()
@@ -285,7 +285,7 @@ def test_doctor_does_not_report_files_on_shared_storage(either: Cloud) -> None:
     assert kinds == ([] if shared else ["files-elsewhere"])
 
 
-def test_cleanup_of_share_rule_shows_server_with_the_share(
+def test_cleanup_list_row_of_share_rule_shows_server_with_share_or_none(
     cloud: Cloud, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """If no server has the share, the cleanup shows no server."""
@@ -339,7 +339,7 @@ def test_doctor_fix_writes_previous_values_to_journal(cloud: Cloud) -> None:
     assert (full.args["finding"], full.args["was"]["locked"]) == (finding.id, True)
 
 
-def test_doctor_fix_keeps_running_guest_of_offloaded_server(cloud: Cloud) -> None:
+def test_doctor_fix_sets_active_for_offloaded_server_with_running_guest(cloud: Cloud) -> None:
     """The record is SHELVED_OFFLOADED, but the guest runs. The fix deletes the image."""
     operator = Doctor(cloud)
     name = plant_kind(cloud, "guest-elsewhere")
@@ -353,7 +353,7 @@ def test_doctor_fix_keeps_running_guest_of_offloaded_server(cloud: Cloud) -> Non
     assert (cloud.domains(name), cloud.images.records) == ([row.host], {})
 
 
-def test_doctor_fix_keeps_attachment_of_running_guest_until_stop(cloud: Cloud) -> None:
+def test_doctor_fix_keeps_volume_attachment_of_running_guest_until_stop(cloud: Cloud) -> None:
     """The row has lost the connection. A cleanup reconnects the volume when the server is off."""
     operator = Doctor(cloud)
     name = trial_of(cloud, "stop").server

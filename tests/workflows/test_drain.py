@@ -89,7 +89,7 @@ def test_drain_moves_servers_and_reports_reason_of_remaining_server(
     assert cloud.findings() == []
 
 
-def test_drain_repeated_after_stop_moves_remaining_servers(
+def test_second_drain_after_stopped_drain_moves_remaining_movable_servers(
     cloud: Cloud, operator: Operator
 ) -> None:
     ordinary, _, _ = boot_five_servers(cloud)
@@ -153,7 +153,7 @@ def test_drain_continues_on_other_conductor_after_lease_expires(
     assert cloud.findings() == []
 
 
-def test_second_drain_command_follows_open_drain_and_evacuate_conflicts(
+def test_second_drain_follows_open_drain_and_host_evacuate_conflicts(
     cloud: Cloud, operator: Operator
 ) -> None:
     cloud.create(host="h1", forced=True)
@@ -184,7 +184,7 @@ def test_drain_fails_when_host_is_removed(cloud: Cloud, operator: Operator) -> N
     )
 
 
-def test_conductor_round_without_host_actions_executes_one_statement(cloud: Cloud) -> None:
+def test_host_actions_advance_executes_one_statement_without_host_actions(cloud: Cloud) -> None:
     statements: list[str] = []
     sa.event.listen(
         cloud.store.engine, "before_cursor_execute", lambda *event: statements.append(event[2])
@@ -235,7 +235,7 @@ def test_drain_plan_counts_resources_of_earlier_moves(cloud: Cloud, operator: Op
     assert cloud.findings() == []
 
 
-def test_drain_plan_follows_state_changes_of_waiting_servers(
+def test_drain_moves_waiting_server_live_or_cold_by_its_changed_state(
     cloud: Cloud, operator: Operator
 ) -> None:
     """The user starts the stopped server, stops a running server and resumes the suspended server.
@@ -375,7 +375,9 @@ def test_drain_of_silent_host_fails_at_once(cloud: Cloud, operator: Operator) ->
     assert kinds(cloud) == {} and operator.seconds_left == 599, "it says so at once"
 
 
-def test_drain_waits_while_scheduler_is_silent(cloud: Cloud, operator: Operator) -> None:
+def test_drain_waits_for_silent_scheduler_and_dry_run_raises_no_answer(
+    cloud: Cloud, operator: Operator
+) -> None:
     cloud.create(host="h1", forced=True)
     cloud.settle()
     cloud.lose = lambda kind: kind == "select" and operator.seconds_left > 590
@@ -426,7 +428,7 @@ def test_create_does_not_use_drained_host_proposed_before_the_drain(
     assert cloud.findings() == []
 
 
-def test_drain_and_evacuate_of_unknown_host_fail(operator: Operator) -> None:
+def test_drain_and_host_evacuate_of_unknown_host_raise_not_found(operator: Operator) -> None:
     for command in (operator.drain, operator.evacuate):
         with pytest.raises(errors.NotFound, match="There is no host h9"):
             command("h9")

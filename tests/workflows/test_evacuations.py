@@ -177,7 +177,7 @@ def test_evacuate_retries_on_other_host_when_destination_fails() -> None:
 
 
 @pytest.mark.parametrize("when", ["during evacuation", "afterwards"])
-def test_evacuate_without_destination_keeps_guest_on_returned_host(
+def test_evacuate_failed_at_only_destination_keeps_guest_on_returned_host(
     either: Cloud, when: str
 ) -> None:
     cloud = either
@@ -248,7 +248,7 @@ def test_evacuate_keeps_stopped_server_stopped(
 
 
 @pytest.mark.parametrize("is_shared", [True, False])
-def test_evacuate_moves_server_only_if_shared_storage_flag_is_right(
+def test_evacuate_moves_server_only_if_shared_storage_flag_matches_hosts(
     either: Cloud, is_shared: bool
 ) -> None:
     cloud = either
@@ -261,7 +261,7 @@ def test_evacuate_moves_server_only_if_shared_storage_flag_is_right(
     check_rests(cloud, server, states.ACTIVE, cloud.show(server).host)
 
 
-def test_evacuate_supersedes_stop_pending_on_dead_host(cloud: Cloud) -> None:
+def test_evacuate_supersedes_stop_pending_on_host_forced_down(cloud: Cloud) -> None:
     server = boot_server(cloud)
     cloud.hosts["h1"].power_cut()
     cloud.ask(server, "os-stop")

@@ -71,7 +71,7 @@ def test_scenarios_cover_every_workflow_of_registry() -> None:
 @pytest.mark.parametrize(
     "workflow",
     [
-        # test_workflow_with_repeated_commands_calls_each_verb_once covers the other workflows.
+        # The others: test_workflow_succeeds_with_doubled_commands_and_ignores_later_copies.
         name if scenario.brief else pytest.param(name, marks=pytest.mark.slice("operations"))
         for name, scenario in SCENARIOS.items()
     ],
@@ -124,7 +124,9 @@ def test_workflow_succeeds_when_messages_are_lost(
 
 
 @pytest.mark.parametrize("workflow", WHOLE)
-def test_workflow_with_repeated_commands_calls_each_verb_once(cloud: Cloud, workflow: str) -> None:
+def test_workflow_succeeds_with_doubled_commands_and_ignores_later_copies(
+    cloud: Cloud, workflow: str
+) -> None:
     """Each command arrives twice at first, and once more after the end of the action."""
     trial = trial_of(cloud, workflow)
     cloud.store.notify_with(NotificationSettings("api"))

@@ -31,7 +31,7 @@ def boot_from_image(cloud: Cloud, image: str, host: str) -> str:
     return server
 
 
-def test_host_failure_count_rises_once_for_repeated_failures_of_one_image(cloud: Cloud) -> None:
+def test_host_failed_build_count_rises_once_for_failures_of_one_image(cloud: Cloud) -> None:
     break_builds(cloud, "h1", 8)
     for _ in range(6):
         assert "Disk full" in check_failure(cloud, boot_from_image(cloud, OTHER_IMAGE, "h1"))

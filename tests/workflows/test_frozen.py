@@ -178,7 +178,7 @@ def script_failure(cloud: Cloud) -> None:
 @pytest.mark.parametrize(
     "change", [Cloud.round, create_server, change_timeout, refuse_images, add_host, script_failure]
 )
-def test_trial_of_refuses_used_or_changed_cloud(
+def test_trial_of_raises_assertion_error_for_used_or_changed_cloud(
     cloud: Cloud, change: Callable[[Cloud], None]
 ) -> None:
     change(cloud)

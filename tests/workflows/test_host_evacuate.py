@@ -115,7 +115,7 @@ def test_host_evacuate_waits_for_evacuation_by_user(tmp_path: Path) -> None:
     cloud.store.close()
 
 
-def test_host_evacuate_is_refused_for_silent_or_running_host(
+def test_host_evacuate_is_refused_for_unfenced_silent_and_running_host(
     cloud: Cloud, operator: Operator
 ) -> None:
     _servers, _ = kill_host_with_servers(cloud)
@@ -131,7 +131,9 @@ def test_host_evacuate_is_refused_for_silent_or_running_host(
     assert kinds(cloud) == {}
 
 
-def test_host_evacuate_succeeds_with_fencing_hook(cloud: Cloud, operator: Operator) -> None:
+def test_host_evacuate_moves_servers_of_silent_host_after_fencing_hook(
+    cloud: Cloud, operator: Operator
+) -> None:
     servers, _ = kill_host_with_servers(cloud)
     fenced_hosts: list[str] = []
     cloud.engine.fence_host = fenced_hosts.append
@@ -158,7 +160,7 @@ def test_host_evacuate_fails_when_fencing_hook_fails(cloud: Cloud, operator: Ope
     assert {cloud.show(server).host for server in servers} == {"h1"}
 
 
-def test_host_evacuate_supersedes_live_migration_from_dead_host(
+def test_host_evacuate_supersedes_live_migration_from_host_forced_down(
     cloud: Cloud, operator: Operator
 ) -> None:
     server = cloud.create(host="h1", forced=True)[0]

@@ -24,7 +24,7 @@ from tests.workflows.simulator import Cloud
 
 
 @pytest.mark.parametrize("workflow", ["snapshot", "backup", "shelve"])
-def test_image_action_fails_and_restores_server_when_service_refuses(
+def test_snapshot_backup_shelve_fail_without_change_if_image_is_refused(
     cloud: Cloud, workflow: str
 ) -> None:
     trial = trial_of(cloud, workflow)
@@ -45,7 +45,9 @@ def test_image_action_fails_and_restores_server_when_service_refuses(
 @pytest.mark.parametrize(
     "workflow", ["snapshot", "backup", "shelve", "unshelve", "unshelve_here", "delete"]
 )
-def test_image_action_succeeds_after_silence_of_image_service(cloud: Cloud, workflow: str) -> None:
+def test_action_with_images_succeeds_after_silence_of_image_service(
+    cloud: Cloud, workflow: str
+) -> None:
     trial = trial_of(cloud, workflow)
     cloud.images.silent = 3
     trial.begin()
@@ -53,7 +55,7 @@ def test_image_action_succeeds_after_silence_of_image_service(cloud: Cloud, work
     trial.check_expected_end()
 
 
-def test_create_is_not_delayed_by_silent_image_service(cloud: Cloud) -> None:
+def test_create_is_not_delayed_by_snapshot_waiting_for_image_service(cloud: Cloud) -> None:
     trial = trial_of(cloud, "snapshot")
     cloud.images.silent = 1000
     trial.begin()
@@ -68,7 +70,7 @@ def test_create_is_not_delayed_by_silent_image_service(cloud: Cloud) -> None:
 
 @pytest.mark.parametrize("workflow", ["snapshot", "backup", "shelve"])
 @pytest.mark.parametrize("rounds", [0, 1])
-def test_delete_during_snapshot_deletes_unfinished_image(
+def test_server_delete_during_snapshot_or_shelve_deletes_unfinished_image(
     cloud: Cloud, workflow: str, rounds: int
 ) -> None:
     trial = trial_of(cloud, workflow)
@@ -86,7 +88,7 @@ def test_delete_during_snapshot_deletes_unfinished_image(
 
 @pytest.mark.parametrize("workflow", ["snapshot", "backup", "shelve"])
 @pytest.mark.parametrize("rounds", [0, 1])
-def test_delete_repeated_during_snapshot_deletes_unfinished_image(
+def test_delete_repeated_during_snapshot_or_shelve_deletes_partial_image(
     cloud: Cloud, workflow: str, rounds: int
 ) -> None:
     trial = trial_of(cloud, workflow)
@@ -234,7 +236,7 @@ def test_rescue_fails_without_change_when_image_was_deactivated(cloud: Cloud) ->
 
 @pytest.mark.parametrize("rotation", [1, 2, 3])
 @pytest.mark.parametrize("clock", ["stands still", "runs backwards"])
-def test_backup_rotation_keeps_newest_when_image_clock_is_wrong(
+def test_backup_rotation_keeps_newest_when_image_service_clock_is_wrong(
     cloud: Cloud, clock: str, rotation: int
 ) -> None:
     trial = trial_of(cloud, "backup")

@@ -69,7 +69,9 @@ def resize(cloud: Cloud, server: str, flavor: Flavor = LARGER) -> None:
 
 
 @pytest.mark.parametrize("end", ["confirmResize", "revertResize"])
-def test_resize_copies_ephemeral_disks_and_revert_restores_them(either: Cloud, end: str) -> None:
+def test_resize_and_revert_keep_files_and_change_size_of_ephemeral_disk(
+    either: Cloud, end: str
+) -> None:
     server = boot_server_with_disks(either)
     resize(either, server)
     assert (read_sizes(either, server), read_kept_disks(either, server)) == (
@@ -106,7 +108,7 @@ def test_resize_on_same_host_keeps_ephemeral_disk(end: str) -> None:
     cloud.store.close()
 
 
-def test_resize_adds_disks_and_removes_swap(cloud: Cloud) -> None:
+def test_resize_adds_ephemeral_disk_and_swap_or_removes_swap_by_flavor(cloud: Cloud) -> None:
     server = boot_server_with_disks(cloud, simulator.FLAVOR)
     assert read_sizes(cloud, server) == {}
     resize(cloud, server)
@@ -117,7 +119,7 @@ def test_resize_adds_disks_and_removes_swap(cloud: Cloud) -> None:
     assert read_sizes(cloud, server) == {"ephemeral0": 2048}
 
 
-def test_resize_keeps_requested_disk_sizes(cloud: Cloud) -> None:
+def test_resize_keeps_ephemeral_and_swap_sizes_requested_at_create(cloud: Cloud) -> None:
     disks = {"ephemeral": [{"gb": 1, "format": "xfs"}], "swap_mb": 16}
     server = boot_server_with_disks(cloud, replace(FLAVOR, ephemeral_gb=2), disks=disks)
     assert read_sizes(cloud, server) == {"ephemeral0": 1024, "swap": 16}
@@ -139,7 +141,7 @@ def test_resize_failure_leaves_local_disks_unchanged(cloud: Cloud) -> None:
     assert (read_sizes(cloud, server), read_kept_disks(cloud, server)) == (SIZES, BOTH)
 
 
-def test_migrate_copies_ephemeral_disk_without_swap(either: Cloud) -> None:
+def test_migrate_keeps_ephemeral_disk_and_on_shared_storage_also_swap(either: Cloud) -> None:
     server = boot_server_with_disks(either)
     ask(either, server, "migrate")
     either.settle()
@@ -150,7 +152,7 @@ def test_migrate_copies_ephemeral_disk_without_swap(either: Cloud) -> None:
     )
 
 
-def test_live_migrate_copies_ephemeral_disk_and_swap(either: Cloud) -> None:
+def test_live_migrate_keeps_content_of_ephemeral_disk_and_swap(either: Cloud) -> None:
     server = boot_server_with_disks(either)
     ask(either, server, "os-migrateLive")
     either.settle()

@@ -44,7 +44,7 @@ def server(cloud: Cloud) -> str:
     return server_id
 
 
-def test_action_succeeds_after_lost_commits(cloud: Cloud, server: str) -> None:
+def test_stop_and_start_succeed_after_database_lost_last_commits(cloud: Cloud, server: str) -> None:
     for key, state in (("os-stop", states.STOPPED), ("os-start", states.ACTIVE)):
         cloud.ask(server, key)
         cloud.settle(limit=20)
@@ -137,7 +137,9 @@ def read_running_hosts(cloud: Cloud, server: str) -> list[str]:
 
 
 @pytest.mark.parametrize("move", ["resize", "os-migrateLive"])
-def test_guest_moved_before_lost_commits_is_stopped_and_reported(cloud: Cloud, move: str) -> None:
+def test_guest_is_stopped_and_reported_when_commits_of_its_move_are_lost(
+    cloud: Cloud, move: str
+) -> None:
     """The guest on the unrecorded host stops before the server can start elsewhere.
 
     The disk is kept, and the doctor reports the guest.

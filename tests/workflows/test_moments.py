@@ -25,7 +25,7 @@ from tests.workflows.simulator import Cloud
 ADMIN = RequestContext(user_id="admin", project_id="admins", roles=("admin",), request_id="req-a")
 
 
-def test_delete_succeeds_when_host_of_server_is_dead(cloud: Cloud) -> None:
+def test_delete_succeeds_on_silent_host_and_removes_guest_on_its_return(cloud: Cloud) -> None:
     trial = trial_of(cloud, "delete")
     host = cloud.hosts.pop(cloud.show(trial.server).host)
     cloud.idle(70)
@@ -102,7 +102,7 @@ def test_host_boot_during_action_leaves_guest_running_after_action(cloud: Cloud,
     assert cloud.findings() == []
 
 
-def test_stop_during_or_after_stop_is_refused_with_state(cloud: Cloud) -> None:
+def test_stop_of_stopping_or_stopped_server_is_refused_with_its_state(cloud: Cloud) -> None:
     trial = trial_of(cloud, "stop")
     trial.begin()
     with pytest.raises(
@@ -131,7 +131,9 @@ def test_twenty_creates_make_one_scheduler_call_and_one_message_per_host(cloud: 
 
 
 @pytest.mark.parametrize("where", ["taken", "proposed", "committed"])
-def test_delete_while_conductor_runs_create_waits_for_lease(cloud: Cloud, where: str) -> None:
+def test_delete_during_create_waits_while_conductor_holds_lease_of_create(
+    cloud: Cloud, where: str
+) -> None:
     trial = trial_of(cloud, "create")
     trial.begin()
 

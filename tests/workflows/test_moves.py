@@ -163,7 +163,7 @@ def test_resize_waits_for_silent_destination_after_install(cloud: Cloud) -> None
     check_rests(cloud, server, states.RESIZED, dest)
 
 
-def test_resize_returns_to_source_when_destination_dies_after_install(cloud: Cloud) -> None:
+def test_resize_returns_to_source_if_destination_forced_down_after_install(cloud: Cloud) -> None:
     cloud.engine.max_attempts = 1
     server, dead_hosts = boot_server(cloud), []
     after(cloud, "install", lambda host: (dead_hosts.append(host), cloud.hosts[host].power_cut()))
@@ -213,7 +213,7 @@ def test_move_waits_for_silent_source(cloud: Cloud, verb: str) -> None:
         ("os-migrateLive", "live_migrate"),
     ],
 )
-def test_move_fails_and_server_can_be_evacuated_when_source_dies(
+def test_move_fails_and_server_can_be_evacuated_when_source_is_forced_down(
     cloud: Cloud, key: str, verb: str
 ) -> None:
     server = boot_server(cloud)
@@ -235,7 +235,7 @@ def test_move_fails_and_server_can_be_evacuated_when_source_dies(
     check_rests(cloud, server, states.ACTIVE, cloud.show(server).host)
 
 
-def test_resize_and_confirm_complete_when_source_dies_after_copy(cloud: Cloud) -> None:
+def test_resize_and_confirm_complete_when_source_loses_power_after_copy(cloud: Cloud) -> None:
     server = boot_server(cloud)
     before(cloud, "install", lambda host: cloud.hosts["h1"].power_cut())
     ask(cloud, server, "resize")
@@ -255,7 +255,7 @@ def test_resize_and_confirm_complete_when_source_dies_after_copy(cloud: Cloud) -
     assert cloud.domains(server) == [cloud.show(server).host]
 
 
-def test_live_migrate_completes_when_source_dies_after_switch(cloud: Cloud) -> None:
+def test_live_migrate_completes_when_source_is_forced_down_after_switch(cloud: Cloud) -> None:
     server = boot_server(cloud)
     cloud.hosts["h1"].driver.host.write_memory(server, "n", "7")
     after(cloud, "live_migrate", lambda host: cloud.hosts["h1"].power_cut())
@@ -292,7 +292,7 @@ def test_live_migrate_with_lost_guest_restarts_only_from_shared_disk(either: Clo
     assert cloud.findings() == []
 
 
-def test_live_migrate_removes_guest_when_arrival_cannot_be_confirmed(
+def test_live_migrate_returns_to_source_when_check_of_arrival_fails(
     either: Cloud,
 ) -> None:
     """The destination removes the guest before the source starts the server again."""
@@ -307,7 +307,7 @@ def test_live_migrate_removes_guest_when_arrival_cannot_be_confirmed(
 
 
 # --- revert and confirm ---
-def test_revert_resize_succeeds_when_destination_is_dead(either: Cloud) -> None:
+def test_revert_resize_succeeds_when_destination_is_forced_down(either: Cloud) -> None:
     cloud = either
     server = boot_server(cloud)
     resize_to_bigger(cloud, server)
@@ -322,7 +322,7 @@ def test_revert_resize_succeeds_when_destination_is_dead(either: Cloud) -> None:
     assert (read_disk(cloud, server), cloud.domains(server)) == (CANARY, ["h1"])
 
 
-def test_revert_resize_fails_and_keeps_disk_when_source_dies(
+def test_revert_resize_fails_and_keeps_disk_when_source_is_forced_down(
     either: Cloud,
 ) -> None:
     """The disk keeps the file written after the resize."""

@@ -130,7 +130,7 @@ def test_reset_state_ends_move_at_each_step(either: Cloud, key: str, verb: str) 
         assert cloud.hosts[row.host].driver.host.storage[server].disk == CANARY
 
 
-def test_reset_state_in_verify_resize_keeps_destination(either: Cloud) -> None:
+def test_reset_state_in_verify_resize_confirms_resize_at_destination(either: Cloud) -> None:
     cloud = either
     server = boot_server(cloud)
     resize_to_bigger(cloud, server)

@@ -42,7 +42,7 @@ def test_move_without_configured_secret_key_fails_and_leaves_server_active(
     assert cloud.findings() == []
 
 
-def test_resize_confirm_window_waits_while_destination_is_down(cloud: Cloud) -> None:
+def test_resize_confirm_window_waits_while_destination_is_forced_down(cloud: Cloud) -> None:
     """A confirm would delete the guest at the source, which may be the only usable copy."""
     server = boot_server(cloud)
     cloud.options["resize_confirm_window"] = 5
@@ -89,7 +89,7 @@ def test_removed_host_shuts_down_guest_of_evacuated_server_on_return(cloud: Clou
     assert cloud.store.read(doctor.check) == []
 
 
-def test_remove_host_with_pending_cleanups_conflicts_unless_forced_down(cloud: Cloud) -> None:
+def test_remove_of_silent_host_with_pending_removal_raises_conflict(cloud: Cloud) -> None:
     server = boot_server(cloud)
     old_host = cloud.show(server).host
     cloud.cut.add(old_host)

@@ -100,7 +100,7 @@ def test_move_of_server_pinned_to_zone_without_hosts_fails(cloud: Cloud) -> None
 
 
 @pytest.mark.parametrize("key", MOVES)
-def test_move_with_anti_affinity_avoids_both_hosts_of_unconfirmed_migrate(
+def test_anti_affinity_move_avoids_hosts_of_members_and_open_migrate(
     cloud: Cloud, key: str
 ) -> None:
     group = cloud.group("anti-affinity")
@@ -212,7 +212,7 @@ def test_move_waits_until_ports_are_wired_at_destination(cloud: Cloud, key: str)
         check_rests(cloud, server, states.ACTIVE, "h1")
 
 
-def test_revert_resize_succeeds_when_ports_were_never_wired(cloud: Cloud) -> None:
+def test_revert_resize_succeeds_after_migrate_with_ports_never_wired(cloud: Cloud) -> None:
     cloud.engine.vif_plugging_timeout = 20
     server = boot_server(cloud)
     cloud.networks.wires_after = 1000

@@ -92,7 +92,7 @@ def test_move_leaves_server_on_its_host_when_no_other_can_bind_its_port(
 
 
 @pytest.mark.parametrize("workflow", ["resize", "migrate", "live_migrate", "evacuate", "unshelve"])
-def test_move_leaves_server_in_place_when_all_hosts_require_hybrid_plug(
+def test_move_leaves_server_in_place_when_other_hosts_require_hybrid_plug(
     cloud: Cloud, workflow: str
 ) -> None:
     trial = trial_of(cloud, workflow)
@@ -107,7 +107,7 @@ def test_move_leaves_server_in_place_when_all_hosts_require_hybrid_plug(
 
 
 @pytest.mark.parametrize("workflow", ["delete", "detach_interface", "offload"])
-def test_delete_detach_and_offload_end_while_network_service_is_silent(
+def test_delete_detach_and_offload_succeed_while_network_service_is_silent(
     cloud: Cloud, workflow: str
 ) -> None:
     trial = trial_of(cloud, workflow)

@@ -71,7 +71,7 @@ def test_create_refused_by_network_service_sets_error_with_its_message(cloud: Cl
     assert (cloud.networks.held, cloud.domains(server), cloud.findings()) == ({}, [], [])
 
 
-def test_create_with_hybrid_plug_uses_other_host_or_fails_with_reason(cloud: Cloud) -> None:
+def test_create_avoids_hybrid_plug_host_and_fails_if_all_hosts_require_it(cloud: Cloud) -> None:
     cloud.networks.hybrid = {"h1"}
     server = cloud.create()[0]
     cloud.settle()

@@ -20,7 +20,7 @@ from tests.workflows.simulator import Cloud, Time
 from tests.workflows.test_every_workflow import read_fault_points
 
 
-def test_expected_notifications_cover_every_workflow() -> None:
+def test_scenarios_and_expected_notifications_match_workflow_registry() -> None:
     assert {name.partition(":")[0] for name in SCENARIOS} == set(WORKFLOWS)
     assert set(EVENTS) | set(NAMES) <= set(WORKFLOWS)
 
@@ -84,7 +84,7 @@ def test_delete_notifies_error_of_superseded_snapshot(cloud: Cloud) -> None:
     assert read_outbox(cloud.store)[1].body["about"]["fault"]["exception"] == "Superseded"
 
 
-def test_settle_of_overdue_action_notifies_error(cloud: Cloud) -> None:
+def test_kilonova_action_fail_of_overdue_action_notifies_error(cloud: Cloud) -> None:
     trial = trial_of(cloud, "stop")
     cloud.store.notify_with(NotificationSettings("api"))
     trial.begin()
@@ -129,7 +129,7 @@ def test_notifications_are_not_written_when_switched_off(cloud: Cloud) -> None:
     assert read_outbox(cloud.store) == []
 
 
-def test_notifications_of_twelve_servers_need_statements_of_one_server(cloud: Cloud) -> None:
+def test_notifications_of_twelve_servers_need_as_few_statements_as_of_one(cloud: Cloud) -> None:
     cloud.equip(1)
     cloud.store.notify_with(NotificationSettings("api"))
     cloud.round()

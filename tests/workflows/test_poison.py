@@ -132,7 +132,7 @@ def test_invalid_json_is_kept_and_does_not_delay_other_servers(
     assert getattr(row, column) == "{broken", "the damaged text is unchanged"
 
 
-def test_host_registration_after_boot_ends_when_one_reboot_cannot_begin(
+def test_host_registration_after_boot_succeeds_if_one_reboot_cannot_begin(
     cloud: Cloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The other servers run at once. The server without a reboot runs once the reboot can begin."""
@@ -487,7 +487,7 @@ def test_shelve_undoes_completed_steps_when_server_row_lost_its_host(cloud: Clou
 
 @pytest.mark.parametrize("document", ["{broken", "7", '"text"', "[7]"])
 @pytest.mark.parametrize("column", ["args", "data"])
-def test_delete_ends_when_superseded_action_is_unreadable(
+def test_delete_succeeds_when_json_of_superseded_actions_is_unreadable(
     cloud: Cloud, column: str, document: str
 ) -> None:
     [server] = cloud.create(networks=[])
@@ -505,7 +505,9 @@ def test_delete_ends_when_superseded_action_is_unreadable(
 
 
 @pytest.mark.parametrize("column", JSON_COLUMNS)
-def test_delete_ends_when_json_column_of_server_is_unreadable(cloud: Cloud, column: str) -> None:
+def test_delete_succeeds_when_json_column_of_server_is_unreadable(
+    cloud: Cloud, column: str
+) -> None:
     [server] = cloud.create(networks=[])
     cloud.settle()
     damage(cloud, "servers", column, server, "{broken")
@@ -546,7 +548,7 @@ RELATED_JSON_COLUMNS = [
 
 
 @pytest.mark.parametrize(("table", "column"), RELATED_JSON_COLUMNS)
-def test_delete_in_verify_resize_ends_when_related_json_is_damaged(
+def test_delete_in_verify_resize_succeeds_when_related_json_is_damaged(
     cloud: Cloud, table: str, column: str
 ) -> None:
     [server] = cloud.create(networks=[], group=cloud.group("anti-affinity"), flavor=PINNED)

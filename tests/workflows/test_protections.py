@@ -137,7 +137,7 @@ def make_stuck_action(cloud: Cloud) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("operation", [stuck_actions.retry, stuck_actions.fail])
-def test_retry_and_settle_conflict_when_server_has_other_action(
+def test_action_retry_and_fail_conflict_when_server_has_other_action(
     cloud: Cloud, operation: Any
 ) -> None:
     server, action = make_stuck_action(cloud)
@@ -147,7 +147,7 @@ def test_retry_and_settle_conflict_when_server_has_other_action(
         cloud.store.write(lambda tx: operation(tx, action, *reason))
 
 
-def test_settle_of_stuck_action_raises_fence_of_server(cloud: Cloud) -> None:
+def test_action_fail_of_stuck_action_raises_fence_of_server(cloud: Cloud) -> None:
     server, action = make_stuck_action(cloud)
     fence = cloud.show(server).fence
     cloud.store.write(lambda tx: stuck_actions.fail(tx, action, "by hand"))
@@ -225,7 +225,10 @@ def test_migrate_undo_sends_higher_fence_to_failed_destination() -> None:
 
 @pytest.mark.parametrize("event", ["a new session", "not dead any more"])
 def test_evacuate_fails_when_host_returns_before_claim(event: str) -> None:
-    """The host is forced down until the evacuation has begun."""
+    """The host is forced down when the evacuation begins.
+
+    After the proposal it has a new session or is no longer forced down.
+    """
     cloud = create_cloud(2)
     server = boot_server(cloud)
     cloud.kill("h1")

@@ -56,7 +56,7 @@ def test_create_sends_injected_files_and_deletes_them_at_end(cloud: Cloud, serve
     ]
 
 
-def test_superseded_action_keeps_no_secrets(cloud: Cloud, server: str) -> None:
+def test_create_superseded_by_delete_keeps_no_secrets(cloud: Cloud, server: str) -> None:
     cloud.ask(server, "delete")
     cloud.settle()
     assert set(

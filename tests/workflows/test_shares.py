@@ -59,7 +59,7 @@ def test_host_mounts_attached_share_only_while_guest_runs(cloud: Cloud, server: 
     assert read_mounts(cloud, server) == []
 
 
-def test_rescue_keeps_shares_mounted(cloud: Cloud, server: str) -> None:
+def test_rescue_of_stopped_server_mounts_attached_share(cloud: Cloud, server: str) -> None:
     attach_and_settle(cloud, server)
     cloud.ask(server, "rescue", args={"image": {"id": ids.new()}})
     cloud.settle()

@@ -79,7 +79,7 @@ def test_action_at_unknown_step_becomes_stuck_with_fault_and_finding(cloud: Clou
     assert f"kilonova action show {row.id}" in finding.text
 
 
-def test_stuck_action_costs_conductor_no_statements(cloud: Cloud) -> None:
+def test_stuck_action_costs_conductor_no_statements_beyond_idle_round(cloud: Cloud) -> None:
     server = begin_stop_at_unknown_step(cloud)
     run_until_stuck(cloud, server)
     statements: list[str] = []
@@ -140,7 +140,7 @@ CASES = [
         for number, case in enumerate(CASES)
     ],
 )
-def test_stuck_create_ends_cleanly_by_retry_abort_settle_or_delete(
+def test_stuck_create_ends_cleanly_by_action_retry_abort_fail_or_delete(
     cloud: Cloud, monkeypatch: pytest.MonkeyPatch, step: str | None, part: str, operation: str
 ) -> None:
     """The cause is removed before retry and abort. `fail` and delete work while it persists."""
@@ -228,7 +228,7 @@ def test_retry_of_stuck_create_uses_result_and_repeats_no_command(
         lambda tx, key: stuck_actions.abort(tx, key, "why", lambda row: None),
     ],
 )
-def test_retry_abort_and_settle_conflict_unless_action_is_stuck(
+def test_action_retry_abort_and_fail_conflict_unless_action_is_stuck(
     cloud: Cloud, operation: Any
 ) -> None:
     with pytest.raises(errors.NotFound):
@@ -244,7 +244,7 @@ def test_retry_abort_and_settle_conflict_unless_action_is_stuck(
     assert cloud.show(server).vm_state == states.DELETED
 
 
-def test_action_of_newer_release_becomes_overdue_and_can_be_settled(cloud: Cloud) -> None:
+def test_action_of_newer_release_becomes_overdue_and_action_fail_ends_it(cloud: Cloud) -> None:
     """A downgrade can leave such an action."""
     [server] = cloud.create(networks=[])
     cloud.settle()
@@ -285,7 +285,7 @@ def test_retry_of_stuck_reboot_restores_previous_fault(cloud: Cloud) -> None:
     assert cloud.show(server).fault == previous_fault
 
 
-def test_settle_of_stuck_action_succeeds_without_server_row(cloud: Cloud) -> None:
+def test_action_fail_of_stuck_action_succeeds_without_server_row(cloud: Cloud) -> None:
     server = begin_stop_at_unknown_step(cloud)
     row = run_until_stuck(cloud, server)
     cloud.store.write(
@@ -331,7 +331,7 @@ def test_verb_unknown_to_agent_waits_for_upgrade(
     )
 
 
-def test_verb_unknown_to_agent_becomes_stuck_after_max_refusals(
+def test_action_with_verb_unknown_to_agent_is_stuck_after_max_refusals(
     cloud: Cloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = rescue_on_old_agent(cloud, monkeypatch)

@@ -27,7 +27,7 @@ STEP_FUNCTIONS = [
 @pytest.mark.slice("moves")
 @pytest.mark.parametrize("operation", ["retry", "settle"])
 @pytest.mark.parametrize(("workflow", "step", "part"), STEP_FUNCTIONS)
-def test_stuck_move_ends_cleanly_by_retry_or_settle(
+def test_stuck_move_or_shelve_ends_cleanly_by_action_retry_or_fail(
     cloud: Cloud,
     monkeypatch: pytest.MonkeyPatch,
     workflow: str,

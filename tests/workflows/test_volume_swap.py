@@ -88,7 +88,7 @@ def test_delete_during_swap_volume_keeps_volume_with_data(
     assert (volume in state.name_ids) == (verb == "switch_volume")
 
 
-def test_swap_volume_ends_with_new_volume_when_host_dies_at_switch(
+def test_swap_volume_ends_with_new_volume_if_host_forced_down_at_switch(
     cloud: Cloud, server: str
 ) -> None:
     volume = attach_new_volume(cloud, server)

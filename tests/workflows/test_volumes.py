@@ -238,7 +238,7 @@ def test_failed_attach_volume_is_undone_when_host_recovers(cloud: Cloud, server:
     attach_new_volume(cloud, server)
 
 
-def test_detach_volume_on_dead_host_ends_attachment(cloud: Cloud, server: str) -> None:
+def test_detach_volume_on_host_forced_down_ends_attachment(cloud: Cloud, server: str) -> None:
     volume = attach_new_volume(cloud, server)
     cloud.kill("h1")
     volume_service.detach(cloud, server, volume)

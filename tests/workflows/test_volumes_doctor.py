@@ -51,7 +51,9 @@ def test_doctor_finds_attachment_still_attaching_without_action(cloud: Cloud, se
 
 
 @pytest.mark.parametrize("deleted", [False, True])
-def test_doctor_finds_attachment_without_record(cloud: Cloud, server: str, deleted: bool) -> None:
+def test_doctor_finds_attachment_at_volume_service_without_record(
+    cloud: Cloud, server: str, deleted: bool
+) -> None:
     attachment = cloud.volumes.attach(cloud.volumes.make(), server)
     if deleted:
         cloud.ask(server, "delete")

@@ -77,7 +77,7 @@ def test_rebuild_sets_error_when_volume_ends_in_error(cloud: Cloud) -> None:
     assert cloud.show(server).deleted and cloud.volumes.state.held == {}
 
 
-def test_rebuild_fails_when_volume_is_not_written_in_time(cloud: Cloud) -> None:
+def test_rebuild_sets_error_when_boot_volume_is_not_written_in_time(cloud: Cloud) -> None:
     cloud.engine.volume_timeout = 20
     cloud.volumes.writes_to = "downloading"
     server, _ = begin_rebuild(cloud)
@@ -96,7 +96,7 @@ def begin_create_image(cloud: Cloud) -> tuple[str, list[str]]:
     return server, snapshots
 
 
-def test_image_of_server_on_volume_keeps_snapshots_and_has_no_data(cloud: Cloud) -> None:
+def test_image_of_volume_booted_server_has_no_data_and_keeps_snapshots(cloud: Cloud) -> None:
     server, snapshots = begin_create_image(cloud)
     cloud.settle()
     [record] = cloud.images.records.values()
@@ -106,7 +106,9 @@ def test_image_of_server_on_volume_keeps_snapshots_and_has_no_data(cloud: Cloud)
 
 
 @pytest.mark.parametrize("method", ["create", "leave_empty"])
-def test_create_image_refused_by_image_service_deletes_snapshots(cloud: Cloud, method: str) -> None:
+def test_create_image_refused_by_image_service_deletes_volume_snapshots(
+    cloud: Cloud, method: str
+) -> None:
     image = "11111111-1111-4111-8111-111111111111"
     cloud.images.refusing[method, image] = errors.Forbidden("No.")
     server, snapshots = begin_create_image(cloud)

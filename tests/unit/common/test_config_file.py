@@ -63,7 +63,7 @@ def refusal(tmp_path: Path) -> Iterator[object]:
         ),
     ],
 )
-def test_config_load_refuses_unknown_name_and_suggests_the_nearest(
+def test_config_load_refuses_unknown_name_and_suggests_any_near_name(
     refusal, lines: list[str], message: str
 ) -> None:
     assert refusal(*lines) == message

@@ -117,7 +117,7 @@ def test_messages_below_the_rate_of_a_flood_begin_no_quarantine() -> None:
     assert quarantine.hosts() == set()
 
 
-def test_quarantine_is_not_lengthened_by_messages_sent_before_it() -> None:
+def test_quarantine_is_not_lengthened_by_flood_in_its_first_5_seconds() -> None:
     now = [0.0]
     quarantine = Quarantine(lambda: now[0])
     flood(quarantine)
@@ -127,7 +127,7 @@ def test_quarantine_is_not_lengthened_by_messages_sent_before_it() -> None:
     assert flood(quarantine) == [120]
 
 
-def test_quarantine_doubles_with_each_flood_until_a_quiet_hour() -> None:
+def test_quarantine_doubles_with_each_flood_up_to_900_seconds_until_quiet_hour() -> None:
     now = [0.0]
     quarantine = Quarantine(lambda: now[0])
     seconds = []
@@ -140,7 +140,7 @@ def test_quarantine_doubles_with_each_flood_until_a_quiet_hour() -> None:
     assert flood(quarantine) == [60]
 
 
-def test_flood_read_slowly_begins_a_quarantine() -> None:
+def test_flood_spread_over_9_of_10_seconds_begins_a_quarantine() -> None:
     now = [0.0]
     quarantine = Quarantine(lambda: now[0])
     for _ in range(host_bounds.FLOOD_MESSAGES - 1):

@@ -16,7 +16,7 @@ from tests.unit.common.test_host_keys import Table
 TOKEN = JoinToken("h1", 7, "ab" * 32, "rabbit://kilonova-join-h1:p@broker:5671/", "PEM\n" * 300)
 
 
-def test_join_token_is_one_word_without_secrets_in_its_repr() -> None:
+def test_join_token_text_is_one_word_and_its_repr_hides_secrets() -> None:
     text = TOKEN.text()
     assert text.startswith(BEGIN) and text.isascii() and len(text.split()) == 1
     assert JoinToken.read(text) == TOKEN
@@ -76,7 +76,7 @@ def test_join_token_key_differs_from_the_keys_of_the_host() -> None:
         keys.for_host("h1").find("h1", 7, Purpose.JOIN)
 
 
-def test_host_keys_and_broker_password_depend_only_on_host_and_generation() -> None:
+def test_host_keys_and_broker_password_are_derived_from_host_and_generation() -> None:
     keys: AllKeys = Table(h1=Generations(8, accepts_previous=True)).keys()
     own = keys.for_host("h1", "url", 7)
     assert own == OwnKeys(

@@ -160,7 +160,7 @@ def test_own_keys_in_key_file_are_read_back_and_hide_secrets_in_repr(tmp_path: P
         ("good h2", 0o600, "is of host h2"),
     ],
 )
-def test_own_keys_read_of_unusable_key_file_names_the_reason(
+def test_own_keys_read_of_missing_or_unusable_key_file_names_the_reason(
     tmp_path: Path, text: str | None, mode: int, message: str
 ) -> None:
     path = tmp_path / "host.key"

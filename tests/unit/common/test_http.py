@@ -119,7 +119,9 @@ def test_external_service_call_raises_unavailable_for_transient_status(service: 
     assert wrong == []
 
 
-def test_external_service_call_raises_the_problem_of_a_definite_status(service: Service) -> None:
+def test_external_service_status_401_is_unauthorized_413_too_large_409_conflict(
+    service: Service,
+) -> None:
     wrong = []
     for name, call in CALLS.items():
         for service.status, kind in DEFINITE.items():
@@ -138,7 +140,9 @@ def test_external_service_call_with_unreadable_answer_raises_unavailable(service
     assert wrong == []
 
 
-def test_external_service_call_without_body_succeeds_unless_body_is_read(service: Service) -> None:
+def test_service_call_with_empty_answer_raises_unavailable_if_body_is_read(
+    service: Service,
+) -> None:
     service.body = b""
     CALLS["delete port"]()
     with pytest.raises(errors.Unavailable):
@@ -166,7 +170,7 @@ def test_image_service_call_raises_not_found_for_404_and_forbidden_for_403(
         ("²", 0.0),
     ],
 )
-def test_retry_after_header_sets_the_wait_within_bounds(
+def test_retry_after_sets_wait_up_to_maximum_and_zero_for_malformed_value(
     service: Service, retry_after: str, wait: float
 ) -> None:
     service.status, service.headers = 429, {"Retry-After": retry_after}
@@ -202,7 +206,7 @@ def test_network_record_is_read_from_the_singular_key_of_its_resource(
     assert Records(NETWORKS).record("t", resource, "1") == {"id": "1"}
 
 
-def test_network_extensions_are_cached_for_minutes(service: Service) -> None:
+def test_network_extensions_are_cached_for_five_minutes(service: Service) -> None:
     clock = [0.0]
     client = Bindings(NETWORKS, monotonic=lambda: clock[0])
     service.extensions = ["agent"]

@@ -187,7 +187,7 @@ def test_identity_token_is_renewed_in_the_background_before_it_expires(
     assert impatient_client.token() == "token2"
 
 
-def test_identity_token_wait_is_short_and_shared_when_identity_is_silent(
+def test_identity_token_callers_share_silent_request_and_raise_unavailable(
     impatient_client: IdentityClient, session: Session
 ) -> None:
     """The wait counts from the one shared request, so later callers fail at once."""
@@ -210,7 +210,7 @@ def test_identity_login_pauses_after_repeated_connection_failures(
     assert session.asked == http.FAILURES
 
 
-def test_identity_token_failure_of_any_kind_raises_unavailable_with_cause(
+def test_identity_token_with_unexpected_error_raises_unavailable_with_cause(
     identity_client: IdentityClient, session: Session
 ) -> None:
     session.problem = ValueError("no JSON")

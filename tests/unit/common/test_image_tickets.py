@@ -121,7 +121,7 @@ def test_image_ticket_check_refuses_forged_or_damaged_ticket(
             tickets.check(text)
 
 
-def test_image_ticket_of_each_key_in_a_rotation_is_accepted(clock: Clock) -> None:
+def test_image_ticket_of_older_key_is_accepted_while_the_key_is_listed(clock: Clock) -> None:
     old, new = Tickets(Vault("old"), clock.seconds), Tickets(Vault("new, old"), clock.seconds)
     assert new.check(old.make("h1", ["a"])).host == "h1"
     with pytest.raises(errors.Unauthorized):
@@ -171,7 +171,7 @@ def test_image_gateway_for_commands_without_images_returns_none(tickets: Tickets
 
 
 @pytest.mark.parametrize("name", sorted(VERBS.keys() - {"control_migration"}))
-def test_verb_declares_the_image_passed_to_the_driver(name: str) -> None:
+def test_verb_declares_images_read_or_written_by_its_driver_call(name: str) -> None:
     """A verb names an image to read or to write if it passes the reader or writer to the driver."""
     driver, written, verb = Driver(), list[str](), new_verb(name)
 

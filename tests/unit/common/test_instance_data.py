@@ -271,7 +271,7 @@ def test_network_data_of_static_addresses_contains_addresses_and_routes() -> Non
 
 
 @pytest.mark.parametrize("vif_type", ["ovs", "ovs_hybrid"])
-def test_network_data_of_dhcp_addresses_names_the_dhcp_type(vif_type: str) -> None:
+def test_network_data_of_dhcp_addresses_names_their_dhcp_or_slaac_type(vif_type: str) -> None:
     leased = {**V4, "dhcp": True}
     document_data = network_data(
         [
@@ -397,7 +397,9 @@ LATEST_NAMES = [
         ("latest/nothing", None),
     ],
 )
-def test_ec2_tree_path_returns_its_value(path: str, value: str | None) -> None:
+def test_ec2_tree_path_returns_its_value_and_unknown_path_returns_none(
+    path: str, value: str | None
+) -> None:
     guest = spec(interfaces=[interface(1, V6, V4)])
     if path == "latest/user-data":
         assert (
@@ -408,7 +410,7 @@ def test_ec2_tree_path_returns_its_value(path: str, value: str | None) -> None:
     assert ec2(path, guest) == value
 
 
-def test_ec2_tree_of_bare_server_has_empty_ids_and_no_keys_or_user_data() -> None:
+def test_ec2_tree_of_bare_server_has_empty_ami_id_and_no_keys_or_user_data() -> None:
     bare = spec(user_data=None, image=None, instance={})
     assert ec2("latest", bare) == "meta-data/"
     assert ec2("latest/meta-data/hostname", bare) == f"server-{SERVER}"

@@ -80,7 +80,7 @@ def test_project_limits_override_registered_limits(client: UnifiedLimits) -> Non
     assert client.of("q") == client.of("*") == {"servers": 10, "class:VCPU": 20}
 
 
-def test_unified_limits_are_cached_for_a_short_time(
+def test_unified_limits_are_cached_for_the_given_seconds(
     client: UnifiedLimits, keystone: Keystone, clock: Clock
 ) -> None:
     client.of("p")
@@ -132,7 +132,7 @@ def test_concurrent_limit_lookups_share_one_request(
     assert sorted(keystone.asked) == ["*", "p"]
 
 
-def test_limit_lookup_raises_unavailable_after_its_wait(keystone: Keystone) -> None:
+def test_limit_lookup_raises_unavailable_after_wait_for_silent_keystone(keystone: Keystone) -> None:
     client = UnifiedLimits(10, keystone.open, 0.1)
     keystone.answers.clear()
     for _ in range(3):

@@ -45,7 +45,7 @@ def swap(mebibytes: int) -> LocalDisk:
         (flavor(5, 0), {"ephemeral": [{"gb": 0}], "swap_mb": 16}, [LocalDisk("ephemeral0", 5120)]),
     ],
 )
-def test_local_disks_follow_flavor_and_request(
+def test_requested_sizes_of_local_disks_override_flavor_but_swap_is_capped(
     current_flavor: Flavor, requested: JsonObject | None, disks: list[LocalDisk]
 ) -> None:
     assert of(current_flavor, requested) == disks
@@ -60,7 +60,7 @@ def test_local_disks_follow_flavor_and_request(
         ({"ephemeral": [{"gb": 0}]}, 3),
     ],
 )
-def test_ephemeral_gb_is_the_requested_size_or_the_size_of_the_flavor(
+def test_ephemeral_gb_is_size_of_flavor_when_no_or_zero_size_is_requested(
     requested: JsonObject | None, size: int
 ) -> None:
     assert ephemeral_gb(flavor(3, 64), requested) == size

@@ -76,7 +76,7 @@ def test_json_log_writes_one_object_a_line() -> None:
     assert second["level"] == "ERROR" and "ValueError: why" in second["exception"]
 
 
-def test_log_line_names_the_request_of_its_thread(captured_log: Log) -> None:
+def test_log_line_names_the_request_id_only_while_it_is_set(captured_log: Log) -> None:
     outer = log.request_id.set("req-1")
     captured_log.logger.info("one")
     log.request_id.reset(outer)
@@ -115,7 +115,7 @@ def test_is_journal_stream_compares_stream_with_journal_stream_variable(
         assert log.is_journal_stream(stream)
 
 
-def test_repeated_error_is_logged_once_a_minute_with_a_count(captured_log: Log) -> None:
+def test_repeated_warning_is_logged_once_a_minute_with_a_count(captured_log: Log) -> None:
     for second in range(200):
         captured_log.now = second
         captured_log.logger.warning("due actions wait: %s", errors.NoStore())
@@ -125,7 +125,7 @@ def test_repeated_error_is_logged_once_a_minute_with_a_count(captured_log: Log) 
     assert all("(119 more like it in the last minute)" in line for line in captured_log.lines[1:])
 
 
-def test_count_of_repeated_error_is_logged_after_the_period(captured_log: Log) -> None:
+def test_count_of_repeated_error_is_logged_with_next_line_after_a_minute(captured_log: Log) -> None:
     for _ in range(3):
         captured_log.logger.error("the disk is full")
     captured_log.now = PERIOD_SECONDS
@@ -144,7 +144,7 @@ def test_count_of_repeated_error_is_logged_when_the_handler_closes(captured_log:
     assert captured_log.lines[-1].endswith("(2 more like it in the last minute)")
 
 
-def test_errors_with_different_objects_are_all_logged(captured_log: Log) -> None:
+def test_errors_with_different_ids_hosts_or_seconds_are_all_logged(captured_log: Log) -> None:
     captured_log.logger.error("action %s is stuck", "0ab72f8e-4c1d-4c6e-9d3b-1b8a2f6a0001")
     captured_log.logger.error("action %s is stuck", "0ab72f8e-4c1d-4c6e-9d3b-1b8a2f6a0002")
     captured_log.logger.warning("%s", errors.NoAnswer("host-1 did not answer sync within 4 s."))
@@ -159,7 +159,7 @@ def test_repeated_info_lines_are_all_logged(captured_log: Log) -> None:
     assert len(captured_log.lines) == 3
 
 
-def test_repeated_error_is_logged_again_once_it_is_forgotten(captured_log: Log) -> None:
+def test_repeated_error_is_logged_again_after_many_newer_errors(captured_log: Log) -> None:
     """Only the newest errors are remembered, so memory is bounded."""
     for number in range(MAX_TROUBLES + 5):
         captured_log.logger.error("host h%d is gone", number)
@@ -170,7 +170,7 @@ def test_repeated_error_is_logged_again_once_it_is_forgotten(captured_log: Log) 
     assert len(captured_log.lines) == first_lines + 1
 
 
-def test_error_caused_outside_the_code_is_logged_without_traceback(captured_log: Log) -> None:
+def test_unavailable_database_is_logged_with_cause_but_without_traceback(captured_log: Log) -> None:
     log_exception(captured_log, errors.NoStore(), ConnectionRefusedError(111, "Connection refused"))
     [line] = captured_log.lines
     assert line.endswith(

@@ -206,7 +206,7 @@ def test_unversioned_notification_describes_server_and_addresses() -> None:
         ("instance.lock", None),
     ],
 )
-def test_unversioned_notification_has_legacy_event_name_or_is_not_sent(
+def test_unversioned_notification_is_sent_only_for_event_with_legacy_name(
     event: str, name: str | None
 ) -> None:
     assert legacy.name(event) == name
@@ -306,13 +306,13 @@ def test_build_instances_error_notification_contains_the_request_spec() -> None:
     )
 
 
-def test_notification_snapshot_columns_contain_no_secrets() -> None:
+def test_server_columns_stored_for_notifications_contain_no_secrets() -> None:
     columns = {column.name for column in outbox.PICTURE.selected_columns}
     assert columns & {"user_data", "password", "secrets", "fault"} == set()
     assert set(SERVER) == columns, "SERVER must have the columns of the snapshot"
 
 
-def test_notification_keeps_only_arguments_of_its_payload() -> None:
+def test_notification_stores_only_action_arguments_of_its_payload() -> None:
     args = {
         "image_id": "i",
         "image": {"id": "i"},

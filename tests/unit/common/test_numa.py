@@ -240,7 +240,7 @@ def test_fit_places_devices_near_the_guest_by_the_pci_policy(
         assert assignment.numa_nodes[0].numa_node == 1 or node_ids == (0, 1)
 
 
-def test_fit_gives_devices_without_numa_nodes_and_spares_device_numa_nodes() -> None:
+def test_fit_assigns_devices_to_guest_without_numa_and_spares_device_nodes() -> None:
     devices = [device("a", 0), device("b", 1, NIC)]
     assert fit(
         [], devices, [], Hardware(devices=(DeviceRequest("n", 1, (NIC,)),))

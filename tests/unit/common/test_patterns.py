@@ -32,7 +32,9 @@ from common.store.engine import Store
         ("a.b", "a☃b"),
     ],
 )
-def test_pattern_is_accepted_and_matches(pattern: str, text: str) -> None:
+def test_supported_pattern_is_accepted_and_found_only_in_matching_text(
+    pattern: str, text: str
+) -> None:
     assert is_pattern(pattern)
     assert is_found(pattern, text)
     assert is_found(pattern, None) is None
@@ -57,7 +59,7 @@ def test_pattern_is_accepted_and_matches(pattern: str, text: str) -> None:
         "\ud800",
     ],
 )
-def test_malformed_or_too_complex_pattern_is_refused(pattern: str) -> None:
+def test_malformed_unsupported_or_too_complex_pattern_is_refused(pattern: str) -> None:
     assert not is_pattern(pattern)
 
 

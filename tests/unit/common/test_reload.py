@@ -27,7 +27,7 @@ def path(
     config.CONF.clear()
 
 
-def test_reload_logs_options_in_force_and_options_after_a_restart(
+def test_reload_logs_options_in_force_and_options_requiring_a_restart(
     path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     batches: list[int] = []

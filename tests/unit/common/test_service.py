@@ -10,7 +10,7 @@ import pytest
 from common.service import service
 
 
-def test_second_process_of_a_kind_on_one_state_folder_is_refused(tmp_path: Path) -> None:
+def test_second_agent_on_state_folder_in_use_exits_with_message(tmp_path: Path) -> None:
     first = service.only_one(str(tmp_path / "state"), "agent")
     with pytest.raises(
         SystemExit,

@@ -133,7 +133,7 @@ def test_spans_of_several_processes_form_one_trace(
     assert tracing.traceparent(REQUEST) is None
 
 
-def test_span_of_failed_step_command_or_request_has_error_status(
+def test_span_of_failed_step_or_command_or_503_request_has_error_status(
     read_spans: Callable[[], list[ReadableSpan]],
 ) -> None:
     tracing.step(step(event="failed", why="It broke."), 1)
@@ -296,7 +296,7 @@ def test_tracing_sends_spans_to_the_collector(conf: cfg.ConfigOpts, collector: C
 
 
 @pytest.mark.parametrize("status", [400, 503])
-def test_failing_collector_is_logged_once_a_minute(
+def test_collector_failures_within_a_minute_are_logged_once(
     conf: cfg.ConfigOpts, collector: Collector, status: int
 ) -> None:
     collector.status = status

@@ -20,7 +20,7 @@ def is_ended(peer: socket.socket) -> bool:
         return False
 
 
-def test_unproved_connections_above_limit_close_oldest_of_busiest_peer() -> None:
+def test_excess_unauthenticated_connection_closes_oldest_of_busiest_network() -> None:
     unproved, pairs = Unproved(4), [socket_pair() for _ in range(5)]
     addresses = ("192.0.2.1", "192.0.2.2", "2001:db8::1", "2001:db8::2", "192.0.2.1")
     for (connection, _), address in zip(pairs, addresses, strict=True):
@@ -31,7 +31,7 @@ def test_unproved_connections_above_limit_close_oldest_of_busiest_peer() -> None
         peer.close()
 
 
-def test_removed_unproved_connection_stays_open_and_frees_its_place() -> None:
+def test_removed_unauthenticated_connection_stays_open_and_frees_its_slot() -> None:
     unproved, (first, peer), (second, other) = Unproved(1), socket_pair(), socket_pair()
     unproved.remove(unproved.add(first, ("192.0.2.1", 1)))
     unproved.add(second, ("192.0.2.1", 2))

@@ -88,7 +88,9 @@ def test_records_found_in_models_include_records_of_protocol() -> None:
 @pytest.mark.parametrize("kind", RECORDS, ids=lambda kind: kind.__name__)
 @settings(max_examples=10, suppress_health_check=list(HealthCheck))
 @given(data=strategies.data())
-def test_record_survives_json(kind: type[Any], data: strategies.DataObject) -> None:
+def test_record_read_back_from_json_is_unchanged(
+    kind: type[Any], data: strategies.DataObject
+) -> None:
     record = data.draw(values_of(kind))
     assert from_wire(kind, json.loads(json.dumps(to_wire(record)))) == record
 

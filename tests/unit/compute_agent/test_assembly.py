@@ -112,7 +112,7 @@ def test_own_address_without_default_route_names_option_to_set(
 HERE = "live_migration_inbound_addr = 127.0.0.1"
 
 
-def test_make_transfer_serves_offered_guest_to_peer(load) -> None:
+def test_make_transfer_serves_files_of_offered_guest_to_its_client(load) -> None:
     conf = load("driver = memory", migration=(HERE, "transfer_port = 0"))
     driver = assembly.make_driver(conf)
     driver.ensure_guest(
@@ -128,7 +128,7 @@ def test_make_transfer_serves_offered_guest_to_peer(load) -> None:
     transfer.close()
 
 
-def test_transfer_port_is_kept_after_restart_unless_taken(load) -> None:
+def test_automatic_transfer_port_is_reused_after_restart_unless_taken(load) -> None:
     conf = load("driver = memory", migration=(HERE, "transfer_port = 0"))
     driver, addresses = assembly.make_driver(conf), []
     for _ in range(2):

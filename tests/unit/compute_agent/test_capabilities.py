@@ -77,7 +77,7 @@ def test_numa_nodes_contain_cpus_thread_siblings_and_pages() -> None:
         ("dac", "libvirt-qemu:kvm", None),
     ],
 )
-def test_guests_user_is_read_from_dac_base_label(
+def test_guests_user_is_read_only_from_numeric_dac_base_label(
     model: str, label: str, user: tuple[int, int] | None
 ) -> None:
     xml = (
@@ -99,7 +99,7 @@ def test_close_to_others_closes_folder_except_to_known_group_of_guests(tmp_path:
     assert (tmp_path.stat().st_mode & 0o777, tmp_path.stat().st_gid) == (0o710, os.getgid())
 
 
-def test_supported_instances_include_kvm_only_when_kvm_works() -> None:
+def test_supported_instances_include_kvm_only_with_virt_type_kvm() -> None:
     emulated = [["i686", "qemu", "hvm"], ["x86_64", "qemu", "hvm"]]
     assert capabilities.supported_instances(CAPABILITIES, "qemu") == emulated
     assert capabilities.supported_instances(CAPABILITIES, "kvm") == [
@@ -167,7 +167,7 @@ def test_storage_id_is_equal_for_hosts_with_shared_folder(tmp_path: Path) -> Non
     ]
 
 
-def test_traits_contain_only_models_of_both_emulator_and_driver(tmp_path: Path) -> None:
+def test_traits_contain_only_device_models_of_both_emulator_and_driver(tmp_path: Path) -> None:
     host_traits = inventory(FACTS, tmp_path, "qemu", HostOptions()).traits
     assert {
         "HW_CPU_X86_SSE41",

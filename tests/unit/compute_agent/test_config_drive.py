@@ -165,7 +165,7 @@ def test_open_config_drives_names_missing_programs(
 @pytest.mark.parametrize(
     ("is_disk", "expected"), [(False, ("cdrom", "hda", "ide")), (True, ("disk", "vdz", "virtio"))]
 )
-def test_domain_xml_attaches_config_drive_as_cdrom_or_disk(
+def test_domain_xml_attaches_config_drive_as_cdrom_unless_it_is_a_disk(
     is_disk: bool, expected: tuple[str, str, str]
 ) -> None:
     xml = domain_xml(

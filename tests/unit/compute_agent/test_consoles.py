@@ -62,7 +62,7 @@ def test_console_relay_passes_bytes_unchanged_in_both_directions(relay: Consoles
         writer.join(5)
 
 
-def test_console_relay_blocks_writer_when_peer_does_not_read(relay: Consoles) -> None:
+def test_console_relay_blocks_writer_when_guest_output_is_not_read(relay: Consoles) -> None:
     with connect(relay.offer(SERVER, SERIAL)) as console:
         console.settimeout(0.3)
         with pytest.raises(TimeoutError):
@@ -168,7 +168,7 @@ def test_console_offer_is_refused_beyond_session_limit(driver: MemoryDriver) -> 
     thread.join(5)
 
 
-def test_console_offer_is_refused_for_missing_kind_or_stopped_guest(
+def test_console_offer_refuses_unknown_or_absent_kind_and_stopped_guest(
     relay: Consoles, driver: MemoryDriver
 ) -> None:
     with pytest.raises(errors.BadRequest):

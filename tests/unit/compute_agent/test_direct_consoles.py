@@ -106,7 +106,7 @@ def test_direct_console_port_closes_when_unused(
     await_true(lambda: not is_open(offer))
 
 
-def test_direct_console_port_stays_open_for_connections_around_deadline(
+def test_direct_console_port_stays_open_past_deadline_while_connected(
     new_consoles: Callable[..., DirectConsoles],
 ) -> None:
     offer = new_consoles(seconds=0.6).offer(SERVER)

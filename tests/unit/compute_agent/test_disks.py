@@ -50,7 +50,7 @@ def read_info(path: Path) -> dict[str, Any]:
     ("disk_format", "root_gb", "size"),
     [("raw", 1, GIB), ("qcow2", 2, 2 * GIB), ("qcow2", 0, 3 * MIB)],
 )
-def test_disk_overlay_names_base_and_has_size_of_flavor_or_image(
+def test_disk_overlay_names_base_and_has_flavor_size_or_image_size_if_zero(
     tmp_path: Path, disk_format: str, root_gb: int, size: int
 ) -> None:
     home = tmp_path / "server"
@@ -69,7 +69,7 @@ def test_disk_overlay_names_base_and_has_size_of_flavor_or_image(
 
 
 @needs_qemu_img
-def test_make_disk_completes_after_crash_at_any_line(tmp_path: Path) -> None:
+def test_make_disk_replaces_leftover_parts_and_keeps_complete_disk(tmp_path: Path) -> None:
     home = tmp_path / "server"
     home.mkdir()
     image = create_cached_image(tmp_path)
@@ -93,7 +93,9 @@ def test_disk_without_image_is_blank(tmp_path: Path) -> None:
 
 @needs_qemu_img
 @pytest.mark.parametrize("disk_format", ["raw", "qcow2"])
-def test_disk_is_replaced_only_when_successor_is_adopted(tmp_path: Path, disk_format: str) -> None:
+def test_disk_is_replaced_only_by_adopt_and_not_by_prepare_or_abandon(
+    tmp_path: Path, disk_format: str
+) -> None:
     home = tmp_path / "server"
     home.mkdir()
     own = disks.make(home, create_cached_image(tmp_path), 1)
@@ -148,7 +150,7 @@ def test_disk_copy_has_no_backing_file_and_ignores_forged_one(
 
 
 @needs_qemu_img
-def test_disk_copy_can_be_cancelled_and_its_failure_is_definite(tmp_path: Path) -> None:
+def test_disk_copy_can_be_cancelled_and_fails_if_target_folder_is_missing(tmp_path: Path) -> None:
     disk = disks.make(tmp_path, None, 1)
     with pytest.raises(Cancelled):
         disks.convert(disk, tmp_path / "copy", VerbContext(lambda name: None, lambda: True))
@@ -205,7 +207,7 @@ def test_kvm_probe_bytes_equal_assembled_source(tmp_path: Path) -> None:
     assert (tmp_path / "probe").read_bytes() == host.PROBE
 
 
-def test_kvm_probe_answer_is_valid_for_one_boot(tmp_path: Path) -> None:
+def test_cached_kvm_probe_answer_is_valid_for_one_boot(tmp_path: Path) -> None:
     answer = tmp_path / "kvm.json"
     for works in (True, False):
         answer.write_text(json.dumps({"boot_id": host.boot_id(), "works": works}))

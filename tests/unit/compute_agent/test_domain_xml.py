@@ -298,7 +298,7 @@ def test_domain_xml_ends_backing_chain_of_every_disk() -> None:
             assert len(disk) == 0 and not disk.attrib
 
 
-def test_rescued_domain_has_own_disk_but_no_local_disks() -> None:
+def test_domain_rescued_without_stable_device_has_no_local_disks() -> None:
     rescued = DOMAINS["rescued"]
     assert domain_xml(replace(rescued, local=LOCAL)) == domain_xml(rescued)
 

@@ -46,6 +46,6 @@ def url() -> Iterator[str]:
         thread.join()
 
 
-def test_image_upload_is_retryable_when_ticket_expires_after_conflict(url: str) -> None:
+def test_image_upload_raises_unavailable_if_ticket_expires_after_conflict(url: str) -> None:
     with pytest.raises(errors.Unavailable, match="ticket"):
         ImageGatewayAccess().upload(Access(url, "ticket"), IMAGE, iter([b""]))

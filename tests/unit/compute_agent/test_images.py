@@ -183,14 +183,16 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_hostile_image_is_refused_and_leaves_no_file(tmp_path: Path, name: str) -> None:
+def test_hostile_or_inconsistent_image_is_refused_and_leaves_no_file(
+    tmp_path: Path, name: str
+) -> None:
     image, content, reason = HOSTILE[name]
     with pytest.raises(VerbFailed, match=reason):
         ImageCache(tmp_path).fetch(image, GIB, chunks(content), QUIET)
     assert names(tmp_path) == set()
 
 
-def test_hostile_image_is_refused_before_complete_download(tmp_path: Path) -> None:
+def test_image_with_backing_file_is_refused_before_complete_download(tmp_path: Path) -> None:
     content = qcow2(backing=512) + bytes(64 << 20)
     read: list[int] = []
 
@@ -399,7 +401,7 @@ def test_image_upload_can_be_cancelled_while_image_service_hangs(tmp_path: Path)
         (OSError("broken"), VerbFailed, "did not accept the image"),
     ],
 )
-def test_image_upload_failure_is_definite_unless_service_is_unavailable(
+def test_image_upload_raises_verb_failed_unless_service_is_unavailable(
     tmp_path: Path, error: Exception, raised: type[Exception], text: str
 ) -> None:
     def refuse(chunks: Iterator[bytes]) -> None:

@@ -87,7 +87,7 @@ def test_incoming_filter_passes_calls_of_migration() -> None:
         assert rewrite_packet(new_call(ping, program=KEEPALIVE, kind=MESSAGE)).procedure == ping
 
 
-def test_incoming_filter_sends_own_domain_with_device_addresses_of_guest() -> None:
+def test_incoming_filter_forwards_own_domain_xml_with_addresses_of_source() -> None:
     sent = new_prepare_call(None, ("disks_uri", "unix:///run/other"), ("listen_address", "::"))
     parameters, cookie, flags = read_prepare_call(rewrite_packet(sent))
     assert (set(parameters), flags) == ({"destination_xml", "migrate_uri", "migrate_disks"}, FLAGS)
@@ -119,7 +119,7 @@ def test_incoming_filter_sends_own_domain_with_device_addresses_of_guest() -> No
     )
 
 
-def test_incoming_filter_sends_own_nova_metadata() -> None:
+def test_incoming_filter_replaces_nova_metadata_of_source_by_its_own() -> None:
     def nova(name: str) -> Element:
         spec = GuestSpec(SERVER, 5, name, Flavor("1", "m1.nano", 1, 128, 1))
         return nova_xml.qualify(nova_xml.instance(spec))
@@ -135,7 +135,7 @@ def test_incoming_filter_sends_own_nova_metadata() -> None:
     assert [name.text for name in names] == ["here"]
 
 
-def test_incoming_filter_sends_own_server_facts() -> None:
+def test_incoming_filter_forwards_server_facts_of_destination() -> None:
     root = ElementTree.fromstring(
         rewrite_domain(new_prepare_call(), xml=describe_domain("/here", facts='{"name":"here"}'))
     )
@@ -230,7 +230,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("change", HOSTILE)
-def test_incoming_filter_ignores_changes_by_other_host(change: str) -> None:
+def test_incoming_filter_ignores_hostile_changes_in_domain_xml_of_source(change: str) -> None:
     root = describe_running_domain()
     honest = rewrite_domain(new_prepare_call(serialize(root)))
     HOSTILE[change](root)

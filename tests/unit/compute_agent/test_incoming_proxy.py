@@ -317,7 +317,7 @@ def test_proxy_without_tls_identifies_source_by_address(rig: Rig) -> None:
     ("state", "answer"),
     [(HERE, True), (ABSENT, False), (ARRIVING, "still waits"), (b"perhaps", "invalid answer")],
 )
-def test_has_arrived_returns_answer_of_destination_or_raises_no_answer(
+def test_has_arrived_returns_yes_or_no_of_destination_else_raises_no_answer(
     rig: Rig, state: bytes, answer: bool | str
 ) -> None:
     rig.arrival_state = state
@@ -391,7 +391,7 @@ def test_incoming_proxy_listens_only_while_guest_is_expected(tmp_path: Path) -> 
     local.close()
 
 
-def test_incoming_proxy_is_restarted_and_ends_with_agent(tmp_path: Path) -> None:
+def test_killed_incoming_proxy_is_restarted_and_ends_with_agent(tmp_path: Path) -> None:
     port = free_ports(1)
     agent = subprocess.Popen(
         [

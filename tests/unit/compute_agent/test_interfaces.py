@@ -29,7 +29,7 @@ WIRED = Interface(
 )
 
 
-def test_plug_uses_names_of_port_or_derives_them_from_ids() -> None:
+def test_plug_uses_names_of_port_and_derives_missing_names_from_ids() -> None:
     assert plug(WIRED) == Plug(PORT, "fa:16:3e:00:00:01", "brq-told", "tap-told", 1450)
     unnamed = replace(WIRED, bridge="", device="", mtu=0)
     assert plug(unnamed) == Plug(PORT, "fa:16:3e:00:00:01", "brq9b8a7c6d-5e", "tap0f6b4a52-7c")

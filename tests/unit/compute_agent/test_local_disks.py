@@ -114,7 +114,7 @@ def test_make_local_disks_leaves_no_file_when_program_fails(tmp_path: Path) -> N
     assert "mkswap" in failed.value.details and names(tmp_path) == []
 
 
-def test_make_local_disks_completes_after_crash_at_any_line(tmp_path: Path) -> None:
+def test_make_local_disks_replaces_leftover_parts_and_keeps_complete_disks(tmp_path: Path) -> None:
     guest = spec(ephemeral(), LocalDisk("swap", 64, "swap"))
     for left_over in ("ephemeral0.raw.part", "ephemeral0.part", "swap.part"):
         (tmp_path / left_over).write_bytes(b"half")

@@ -66,7 +66,7 @@ def test_uptime_counts_logged_in_users(tmp_path: Path) -> None:
     assert ",  1 user,  load" in machine.uptime(NOON, root)
 
 
-def test_uptime_of_this_machine_is_parsed_by_clients() -> None:
+def test_uptime_of_this_machine_matches_pattern_of_api_clients() -> None:
     assert CLIENTS.match(machine.uptime(NOON))
 
 

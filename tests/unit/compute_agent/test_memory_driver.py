@@ -29,7 +29,7 @@ def boot(driver: MemoryDriver, fence: int = 1) -> DomainState:
     return driver.ensure_guest(spec(fence=fence), lambda image: iter(()), QUIET)
 
 
-def test_memory_driver_script_fails_one_call_and_leaves_no_guest() -> None:
+def test_memory_driver_scripted_failure_fails_one_call_and_leaves_no_guest() -> None:
     driver = MemoryDriver(
         MemoryHost(script={"ensure_guest": [Fail("The disk is full.", retryable=True)]})
     )

@@ -120,7 +120,7 @@ def test_memory_live_migration_completes_after_source_is_killed(
     )
 
 
-def test_memory_live_migration_waits_for_unreachable_destination(
+def test_memory_live_migration_is_unavailable_until_destination_returns(
     processes: Processes, tmp_path: Path
 ) -> None:
     processes.migrate()

@@ -63,7 +63,7 @@ def test_agent_runs_configured_number_of_live_migrations() -> None:
     assert take_all(rig.agent) == ["a", "b"]
 
 
-def test_live_migration_progress_bytes_are_reported_only_when_requested(rig: Rig) -> None:
+def test_live_migration_bytes_are_reported_only_in_requests_for_commands(rig: Rig) -> None:
     rig.agent.accept([new_migration("a")])
     work = take_work(rig)
     assert rig.exchange().moved == {}

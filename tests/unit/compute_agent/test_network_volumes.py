@@ -209,7 +209,7 @@ def test_iscsi_login_follows_redirection_to_other_portal() -> None:
         ((answer(0x23, 0x81, b"")[:5] + b"\xff\xff\xff" + bytes(40),), "does not find volume"),
     ],
 )
-def test_iscsi_target_with_unexpected_answer_is_refused(
+def test_connect_iscsi_volume_fails_after_unexpected_or_refusing_answer(
     answers: tuple[bytes, ...], reason: str
 ) -> None:
     secrets = SecretStore()

@@ -250,7 +250,7 @@ def check_file(path: Path) -> qcow2.Qcow2Header:
 
 
 @pytest.mark.parametrize(("name", "value", "reason"), MALFORMED)
-def test_qcow2_check_names_malformed_field(
+def test_qcow2_check_refuses_malformed_field_with_reason(
     tmp_path: Path, name: str, value: int, reason: str
 ) -> None:
     content = sound()

@@ -87,7 +87,7 @@ def names(disk: Disk) -> list[str]:
 
 @pytest.mark.parametrize("backing", ["/other/instances/server/BASE", "own"])
 @pytest.mark.parametrize(("root_gb", "size"), [(0, GIB), (1, GIB), (3, 3 * GIB)])
-def test_received_disk_gets_own_base_and_required_size(
+def test_received_disk_gets_base_of_this_host_and_required_size(
     disk: Disk, image: CachedImage, backing: str, root_gb: int, size: int
 ) -> None:
     receive_disk(disk, backing=str(disk.base) if backing == "own" else backing)
@@ -128,7 +128,7 @@ def test_received_disk_without_image_has_no_backing_file(tmp_path: Path) -> None
         ("/other/instances/server/BASE", "qcow2", "format of the backing file"),
     ],
 )
-def test_received_disk_with_hostile_backing_file_is_refused_unopened(
+def test_received_disk_with_wrong_backing_file_is_refused_unopened(
     disk: Disk, image: CachedImage, backing: str, backing_format: str, reason: str
 ) -> None:
     part = receive_disk(disk, backing=backing, backing_format=backing_format)
@@ -165,7 +165,7 @@ def own_disk(disk: Disk, image: CachedImage) -> Disk:
     return disk
 
 
-def test_take_back_ignores_disk_kept_by_other_resize(own_disk: Disk) -> None:
+def test_take_back_removes_disk_kept_by_other_resize_without_restoring_it(own_disk: Disk) -> None:
     for _ in range(2):
         disks.keep(own_disk, "7", QUIET)
         disks.grow(own_disk, 2)
@@ -204,7 +204,7 @@ def test_forget_disk_removes_kept_disk(own_disk: Disk) -> None:
         assert names(own_disk) == ["base", "disk"]
 
 
-def test_require_space_names_free_and_required_space(tmp_path: Path) -> None:
+def test_require_space_fails_retryably_naming_free_and_required_space(tmp_path: Path) -> None:
     disks.require_space(tmp_path / "not there yet", 1)
     with pytest.raises(
         VerbFailed, match=r"\d GiB of disk free, .* may take up to 1048576\.0 GiB"

@@ -158,7 +158,7 @@ def test_arriving_guest_keeps_block_sizes_of_source(sizes: dict[str, int]) -> No
     }
 
 
-def test_arriving_guest_keeps_metadata_of_nova() -> None:
+def test_arriving_guest_has_nova_metadata_of_destination() -> None:
     spec = GuestSpec(SERVER, 6, "web", Flavor("1", "m1.nano", 1, 128, 1))
     nova = nova_xml.qualify(nova_xml.instance(spec))
     arriving = running_domain.at_destination(
@@ -173,7 +173,7 @@ def test_arriving_guest_keeps_metadata_of_nova() -> None:
     assert about[1].findtext(f"{{{nova_xml.NAMESPACE}}}name") == "web"
 
 
-def test_guests_in_shared_folder_have_different_serial_sockets() -> None:
+def test_serial_socket_alternates_between_tty_and_tty2_on_each_migration() -> None:
     """On shared storage, the source removes its own socket after the migration."""
     marks = DomainMetadata(SERVER, 6)
     second = running_domain.at_destination(
@@ -223,7 +223,7 @@ def test_migration_facts_have_uri_only_when_port_is_configured() -> None:
         ("", ""),
     ],
 )
-def test_migration_uri_takes_only_host_and_port_from_other_host_or_fails(
+def test_migration_uri_takes_host_and_port_of_tls_or_tcp_uri_else_fails(
     uri: str, expected: str
 ) -> None:
     options = MigrationOptions(proof="/own/pki")

@@ -60,7 +60,9 @@ def call(
     return helpers.call(f"{MODULE}:{function}", [file], limits, run, **arguments)
 
 
-def test_sandbox_helper_has_only_its_files_and_limits(helpers: Helpers, secret: int) -> None:
+def test_sandbox_helper_has_limits_and_may_use_only_passed_file(
+    helpers: Helpers, secret: int
+) -> None:
     result = call(helpers, "look", secret)
     assert result.status == 0, result.reason
     report = json.loads(result.output)
@@ -79,7 +81,7 @@ def test_sandbox_helper_runs_as_configured_user(helpers: Helpers, secret: int) -
 
 
 @is_root
-def test_sandbox_without_setuid_capability_keeps_user_and_logs_it(tmp_path: Path) -> None:
+def test_sandbox_without_setuid_capability_uses_agent_user_and_logs_once(tmp_path: Path) -> None:
     """The agent has no CAP_SETUID under the systemd unit, or as another user than root."""
     (tmp_path / "file").touch(0o600)
     (tmp_path / "file").write_text("bytes")
@@ -280,7 +282,7 @@ def test_sandbox_program_opens_only_lent_file(helpers: Helpers, tmp_path: Path) 
 
 
 @is_root
-def test_sandbox_returns_lent_file_to_agent_after_crash(tmp_path: Path) -> None:
+def test_program_run_or_take_back_returns_file_lent_by_killed_agent(tmp_path: Path) -> None:
     path = tmp_path / "disk"
     path.touch(0o600)
     user = client.helpers().user
@@ -337,6 +339,6 @@ def test_sandbox_program_can_start_threads(helpers: Helpers, tmp_path: Path) -> 
     assert (result.status, result.output.strip()) == (0, b"here")
 
 
-def test_sandbox_helpers_name_missing_user() -> None:
+def test_sandbox_helpers_with_missing_user_raise_value_error_naming_user() -> None:
     with pytest.raises(ValueError, match="there is no user no-such-user"):
         Helpers(SandboxSettings(user="no-such-user"))

@@ -179,7 +179,7 @@ def test_agent_registration_contains_inventory_ratios_facts_and_domains(rig: Rig
     assert rig.registration.domains is not None
 
 
-def test_agent_powers_off_forbidden_guest_before_starting_others() -> None:
+def test_agent_powers_off_guest_in_stop_list_before_starting_others() -> None:
     rig = Rig(stop=True, script={"pull_plug": [Fail("The hypervisor is busy.")]})
     start = new_command("ensure_running", "a", "start", server="another", session=7)
     rig.host.do([start], None)
@@ -219,7 +219,7 @@ def test_live_migration_continues_when_agent_is_closed() -> None:
     rig.close()
 
 
-def test_abort_command_ends_running_migration() -> None:
+def test_abort_command_fails_running_live_migration_as_aborted() -> None:
     rig = Rig(script={"live_migrate": [Slow(60)]})
     migrate = start_migration(rig, {})
     abort = control_command(migrate.key, Control.ABORT, server=SERVER, fence=1, session=7)
@@ -250,7 +250,7 @@ def test_changed_inventory_is_reported_only_with_next_full_report(rig: Rig) -> N
     assert rig.conductor.await_sync(lambda request: request.changed).inventory is None
 
 
-def test_prefetched_images_are_reported_at_once(rig: Rig) -> None:
+def test_agent_reports_success_and_failure_of_image_prefetch_at_once(rig: Rig) -> None:
     rig.host.cache_images([ImageRef("one")], Access("http://images", "token"))
     assert rig.conductor.await_sync(lambda request: request.cached).cached == {"one": ""}
     rig.images.problem = errors.NotFound("There is no such image.")
@@ -262,7 +262,7 @@ def test_prefetched_images_are_reported_at_once(rig: Rig) -> None:
     assert rig.images.downloads == [("token", "one"), ("newer", "two")]
 
 
-def test_agent_query_returns_data_or_raises_reason(rig: Rig) -> None:
+def test_agent_query_returns_data_and_raises_for_unknown_query_or_server(rig: Rig) -> None:
     assert " load average: " in rig.host.query("uptime", {})["uptime"]
     assert set(rig.host.query("domains", {})["domains"]) == {SERVER}
     for verb in ("levitate", "console"):  # the process has no console relay

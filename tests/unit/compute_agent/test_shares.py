@@ -41,7 +41,7 @@ def read_shares(description: str) -> tuple[list[tuple[str, str]], list[str]]:
     ]
 
 
-def test_with_shares_sets_exactly_given_folders() -> None:
+def test_with_shares_sets_exactly_given_folders_in_domain_xml() -> None:
     shared = ['<source type="memfd" />', '<access mode="shared" />']
     first = share_xml.with_shares(BARE, {"a": "/1"})
     assert read_shares(first) == ([("a", "/1")], shared)
@@ -54,7 +54,7 @@ def test_with_shares_sets_exactly_given_folders() -> None:
     )
 
 
-def test_with_shares_keeps_huge_pages() -> None:
+def test_with_shares_keeps_huge_pages_of_domain_xml() -> None:
     paged = BARE.replace("<devices>", "<memoryBacking><hugepages /></memoryBacking><devices>")
     assert read_shares(share_xml.with_shares(paged, {"a": "/1"}))[1] == [
         "<hugepages />",
@@ -66,7 +66,7 @@ def test_with_shares_keeps_huge_pages() -> None:
     ) == share_xml.with_shares(paged, {})
 
 
-def test_mount_and_unmount_run_their_program_once(tmp_path: Path) -> None:
+def test_repeated_mount_and_unmount_run_their_program_once(tmp_path: Path) -> None:
     host, folder = LocalMounts(tmp_path / "table"), tmp_path / "a folder" / "s"
     for _ in range(2):
         host.mounts.mount("NFS", LOCATION, folder)
@@ -96,7 +96,7 @@ def test_mount_uses_systemd_mount_when_systemd_runs(tmp_path: Path) -> None:
     ]
 
 
-def test_unmount_keeps_folder_with_files_when_not_mounted(tmp_path: Path) -> None:
+def test_unmount_of_unmounted_folder_with_files_raises_and_keeps_files(tmp_path: Path) -> None:
     host, folder = LocalMounts(tmp_path / "table"), tmp_path / "s"
     folder.mkdir()
     (folder / "file").write_text("kept")

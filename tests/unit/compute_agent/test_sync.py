@@ -135,7 +135,7 @@ def test_stop_command_of_other_session_is_dropped(rig: Rig) -> None:
     assert rig.agent.take() is None
 
 
-def test_agent_runs_no_command_before_forbidden_guest_is_stopped(rig: Rig) -> None:
+def test_agent_runs_no_command_until_guest_in_stop_list_is_stopped(rig: Rig) -> None:
     rig.exchange(SyncAnswer(6, guests={}, stop=["moved away"]), registration=True)
     rig.agent.accept([command(session=6)])
     assert rig.agent.take() is None
@@ -189,8 +189,8 @@ def test_higher_fence_cancels_running_and_drops_queued_commands(rig: Rig) -> Non
     assert rig.exchange().results == []
 
 
-def test_higher_fence_in_answer_cancels_commands(rig: Rig) -> None:
-    """The host that took the server over may have no command for this host."""
+def test_higher_fence_in_sync_answer_cancels_running_and_queued_commands(rig: Rig) -> None:
+    """A server that moved to another host has a higher fence, and needs no command here."""
     rig.agent.accept(
         [
             command("a"),
@@ -208,7 +208,7 @@ def test_higher_fence_in_answer_cancels_commands(rig: Rig) -> None:
     assert take_all(rig.agent) == []
 
 
-def test_agent_runs_one_command_per_server(rig: Rig) -> None:
+def test_agent_runs_commands_of_one_server_one_at_a_time(rig: Rig) -> None:
     rig.agent.accept([command("a"), command("b"), command("c", server="other")])
     first, other = rig.agent.take(), rig.agent.take()
     assert first is not None
@@ -219,7 +219,7 @@ def test_agent_runs_one_command_per_server(rig: Rig) -> None:
     assert take_all(rig.agent) == ["b"]
 
 
-def test_snapshots_and_builds_leave_worker_for_quick_commands() -> None:
+def test_snapshots_and_builds_beyond_copy_limit_wait_but_stop_command_runs() -> None:
     rig = Rig(copies=2)
     rig.agent.accept(
         [
@@ -344,7 +344,7 @@ def test_answer_of_other_session_ends_session_but_keeps_pending_reports(rig: Rig
     assert not rig.agent.has_news()
 
 
-def test_changed_domain_state_is_reported_until_this_state_is_acknowledged(rig: Rig) -> None:
+def test_domain_state_changed_again_during_exchange_is_reported_next(rig: Rig) -> None:
     rig.agent.record_changes([DomainState("s", 4, 1)])
     request = rig.agent.request(False, None, None)
     assert (request.ask, request.changed) == (False, [DomainState("s", 4, 1)])
@@ -355,7 +355,7 @@ def test_changed_domain_state_is_reported_until_this_state_is_acknowledged(rig: 
     assert not rig.agent.has_news()
 
 
-def test_commands_of_same_session_in_answer_are_accepted(rig: Rig) -> None:
+def test_sync_answer_commands_are_accepted_only_for_current_session(rig: Rig) -> None:
     rig.exchange(SyncAnswer(5, commands=[command("a"), command("old", session=4)]))
     assert take_all(rig.agent) == ["a"]
 
@@ -375,7 +375,7 @@ def test_full_report_is_due_once_per_period(rig: Rig) -> None:
     assert not rig.agent.wants_full_report()
 
 
-def test_unacknowledged_result_survives_agent_kill(tmp_path: Path) -> None:
+def test_unacknowledged_result_is_reported_after_agent_restart(tmp_path: Path) -> None:
     """After the restart, a repeated command returns the recorded result and does not run again."""
     rig = Rig(Journal(tmp_path / "agent.db"))
     rig.agent.accept([command()])

@@ -288,7 +288,7 @@ def test_transfer_reader_gets_error_of_driver_during_read(rig: Rig) -> None:
     other.close()
 
 
-def test_transfer_hides_unexpected_error_from_peer(rig: Rig) -> None:
+def test_transfer_hides_unexpected_error_from_reading_host(rig: Rig) -> None:
     class Faulty(Folder):
         def parts(self, server: str, secret: str) -> list[Part]:
             raise RuntimeError(f"told {secret}")
@@ -312,7 +312,7 @@ def test_transfer_hides_unexpected_error_from_peer(rig: Rig) -> None:
         b"[" * 5000,
     ],
 )
-def test_transfer_peer_refuses_malformed_file_list(file_list: bytes) -> None:
+def test_transfer_client_refuses_malformed_file_list_of_source_host(file_list: bytes) -> None:
     with pytest.raises(VerbFailed, match="copied intact"):
         new_peer_with_list(file_list).parts()
 

@@ -75,7 +75,7 @@ def test_transfer_reader_with_tls_refuses_plain_text_service(
         assert "transfer_cert" in failed.value.details
 
 
-def test_transfer_tls_refuses_reader_of_other_authority(
+def test_transfer_tls_refuses_reader_with_certificate_of_other_authority(
     rig: Rig, ours: Authority, tmp_path: Path
 ) -> None:
     others = Authority(tmp_path, "others").tls("destination")
@@ -128,7 +128,9 @@ def test_transfer_tls_serves_no_file_when_its_key_is_missing(
         rig.peer(tls=replace(mine, key=str(tmp_path / "missing"))).parts()
 
 
-def test_tls_load_refuses_unusable_files(ours: Authority, tmp_path: Path) -> None:
+def test_tls_load_refuses_invalid_mismatched_or_missing_files(
+    ours: Authority, tmp_path: Path
+) -> None:
     mine = ours.tls("source")
     assert load(mine.cert, mine.key, mine.ca) == mine
     for cert, key, ca in (

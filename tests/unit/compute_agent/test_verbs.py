@@ -116,7 +116,7 @@ def test_share_verbs_require_stopped_guest() -> None:
     assert rig.run("attach_share", "when it is gone").status == "failed"
 
 
-def test_volume_verbs_are_done_while_guest_runs() -> None:
+def test_volume_verbs_except_disconnect_volumes_succeed_while_guest_runs() -> None:
     rig = Rig()
     for verb, data in (
         ("attach_volume", {"power_state": RUNNING}),
@@ -250,7 +250,7 @@ def test_verb_failure_is_reported_with_message_of_driver() -> None:
     assert rig.journal.find(result.key) == result
 
 
-def test_verb_problem_is_definite_failure_with_cause_in_details() -> None:
+def test_verb_raising_bad_request_fails_unretryable_with_cause_in_details() -> None:
     problem = errors.BadRequest("The image is hostile.")
     problem.__cause__ = OSError("backing file")
     result = run_failing_verb(problem)
@@ -304,7 +304,7 @@ def test_unexpected_verb_error_is_hidden_from_tenant_and_retryable() -> None:
     ],
     ids=lambda problem: type(problem).__name__,
 )
-def test_ensure_absent_reports_no_failure_and_is_repeated(problem: Any) -> None:
+def test_failed_ensure_absent_reports_no_result_and_succeeds_when_repeated(problem: Any) -> None:
     """A pending cleanup is answered again from the journal, where a failure would be final."""
     rig = Rig()
     if isinstance(problem, Fail):
@@ -325,7 +325,9 @@ def test_ensure_absent_reports_no_failure_and_is_repeated(problem: Any) -> None:
     [VerbFailed("It is still here."), ValueError("bug"), OSError("disk")],
     ids=lambda problem: type(problem).__name__,
 )
-def test_live_migration_verbs_report_no_unexpected_failure(verb: str, problem: Exception) -> None:
+def test_live_migration_verbs_report_verb_failed_but_no_unexpected_error(
+    verb: str, problem: Exception
+) -> None:
     """Otherwise the conductor could remove a guest that has moved."""
     rig = Rig()
     rig.carry_out = make_failing(problem)
@@ -334,7 +336,7 @@ def test_live_migration_verbs_report_no_unexpected_failure(verb: str, problem: E
     assert (rig.journal.find("do/a/step/1") is not None) == isinstance(problem, VerbFailed)
 
 
-def test_cancelled_verb_stops_and_guest_keeps_running() -> None:
+def test_cancelled_ensure_stopped_has_no_result_and_guest_keeps_running() -> None:
     rig = Rig()
     rig.driver.host.script["ensure_stopped"] = [Slow(30)]
     rig.cancelled = True

@@ -110,7 +110,7 @@ BURSTS = {
 }
 
 
-def test_volume_xml_has_bursts_and_block_sizes_of_volume_type(tmp_path: Path) -> None:
+def test_volume_xml_has_qos_burst_limits_and_block_sizes_of_connection(tmp_path: Path) -> None:
     connection = {
         "device_path": str(create_file(tmp_path)),
         "qos_specs": BURSTS | {"of_the_back_end": "gold"},

@@ -146,7 +146,7 @@ def create_stream_factory(stream_kind: str) -> Callable[[], Iterable[bytes]]:
 
 
 @pytest.mark.parametrize("kind", ["generator", "file"])
-def test_access_log_writes_line_at_end_of_stream(
+def test_access_log_writes_line_only_when_response_stream_is_closed(
     kind: str, lines: Callable[[], list[dict[str, Any]]]
 ) -> None:
     stream = create_stream_factory(kind)()

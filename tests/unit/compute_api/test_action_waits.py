@@ -84,7 +84,7 @@ def end(store: Store, state: str, message: str | None = None) -> None:
         tx.execute(sa.update(schema.actions).values(state=state, message=message))
 
 
-def test_wait_for_step_returns_succeeded_event_and_polls_less_often(store: Store) -> None:
+def test_wait_for_step_returns_succeeded_event_and_lengthens_poll_pauses(store: Store) -> None:
     time = Time()
     time.plan = [
         (0.05, lambda: add_event(store, "started")),
@@ -99,7 +99,7 @@ def test_wait_for_step_returns_succeeded_event_and_polls_less_often(store: Store
     assert time.at < 1.3
 
 
-def test_wait_for_step_raises_failure_once_action_has_failed(store: Store) -> None:
+def test_wait_for_step_raises_given_error_only_after_whole_action_failed(store: Store) -> None:
     time = Time()
     time.plan = [
         (0.1, lambda: add_event(store, "failed", "No image service")),

@@ -26,18 +26,18 @@ class Lines:
         return admission
 
 
-def test_lane_gives_project_at_most_its_share_of_places() -> None:
+def test_fair_share_limits_concurrent_requests_of_one_project() -> None:
     lines = Lines()
     assert [lines.request("a").holds_place for _ in range(3)] == [True, True, False]
     assert lines.request("b").holds_place
 
 
-def test_lane_gives_at_most_its_places() -> None:
+def test_fair_share_limits_concurrent_requests_of_all_projects() -> None:
     lines = Lines()
     assert [lines.request(name).holds_place for name in "abcd"] == [True, True, True, False]
 
 
-def test_waiting_projects_take_turns_in_lane() -> None:
+def test_fair_share_resumes_waiting_requests_of_projects_in_turn() -> None:
     lines = Lines()
     running = [lines.request(name) for name in ("a1", "b1", "c1")]
     waiting = [lines.request(name) for name in ("a2", "a3", "a4", "b2", "c2")]
@@ -46,7 +46,7 @@ def test_waiting_projects_take_turns_in_lane() -> None:
     assert lines.resumed == ["a2", "b2", "c2", "a3", "a4"]
 
 
-def test_request_leaving_lane_twice_frees_one_place() -> None:
+def test_request_leaving_twice_admits_only_one_waiting_request() -> None:
     lines = Lines()
     first, second = lines.request("a1"), lines.request("a2")
     for _ in range(2):
@@ -55,7 +55,7 @@ def test_request_leaving_lane_twice_frees_one_place() -> None:
     assert [lines.request(name).holds_place for name in ("a3", "a4")] == [True, False]
 
 
-def test_new_request_does_not_overtake_waiting_request_of_project() -> None:
+def test_freed_slot_goes_to_waiting_request_and_not_new_one_of_project() -> None:
     lines = Lines()
     running = [lines.request(name) for name in ("a1", "a2")]
     lines.request("a3")
@@ -64,7 +64,7 @@ def test_new_request_does_not_overtake_waiting_request_of_project() -> None:
     assert not lines.request("a4").holds_place
 
 
-def test_place_freed_before_wait_resumes_waiting_request() -> None:
+def test_request_resumes_at_once_when_slot_was_freed_before_its_wait() -> None:
     lines = Lines()
     running = [lines.request(name) for name in ("a1", "a2")]
     late = Admission(lines.lane, lambda: lines.resumed.append("a3"))
@@ -75,7 +75,7 @@ def test_place_freed_before_wait_resumes_waiting_request() -> None:
     assert (lines.resumed, late.holds_place) == (["a3"], True)
 
 
-def test_request_is_refused_after_maximum_wait_in_lane() -> None:
+def test_waiting_request_is_refused_after_maximum_wait() -> None:
     lines = Lines()
     for name in ("a1", "a2"):
         lines.request(name)

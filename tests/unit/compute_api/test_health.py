@@ -93,7 +93,7 @@ def test_health_ready_returns_200_when_optional_dependency_fails() -> None:
     assert body["dependencies"]["broker"]["status"] == "failed"
 
 
-def test_health_ready_checks_dependencies_once_per_keep_time() -> None:
+def test_health_ready_checks_each_dependency_once_per_cache_period() -> None:
     world = World()
     for _ in range(50):
         world.ready()
@@ -112,7 +112,7 @@ def test_health_alive_checks_no_dependency() -> None:
     assert world.database.checks == 0
 
 
-def test_health_ready_reports_hanging_dependency_and_checks_it_once() -> None:
+def test_health_ready_returns_503_for_hanging_dependency_checked_once() -> None:
     world, wait = World(patience=0.05), threading.Event()
     checks: list[int] = []
 
@@ -162,7 +162,7 @@ def test_health_checks_answer_get_and_head_of_two_paths_only() -> None:
     )
 
 
-def test_health_checks_do_not_answer_requests_of_guests() -> None:
+def test_health_checks_leave_requests_with_guest_header_to_application() -> None:
     world = World()
     guest_headers = {"HTTP_X_INSTANCE_ID": "some"}
     assert (

@@ -109,14 +109,14 @@ def test_missing_or_binary_policy_file_raises_config_error(path: Path) -> None:
         ('"service_roles:s"', (), True),
     ],
 )
-def test_policy_file_check_works_as_in_oslo_policy(
+def test_policy_file_check_allows_or_denies_by_oslo_policy_syntax(
     path: Path, check: str, roles: tuple[str, ...], allowed: bool
 ) -> None:
     loaded = load_policy(path, f'"mine": "role:m"\n"{STOP}": {check}\n')
     assert loaded.allows(STOP, caller(*roles, user_domain_id="d", service_roles=("s",))) is allowed
 
 
-def test_policy_check_class_of_other_distribution_works(
+def test_policy_file_evaluates_check_class_registered_by_other_package(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Even(oslo_policy.policy.Check):
@@ -181,7 +181,7 @@ def test_empty_policy_file_keeps_all_defaults(path: Path) -> None:
         (f'"{STOP}": "role:x"\n', None),
     ],
 )
-def test_policy_file_rule_without_effect_is_logged_with_line(
+def test_policy_file_unknown_or_former_rule_name_is_logged_with_line(
     path: Path, text: str, warning: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     load_policy(path, text)
@@ -222,7 +222,7 @@ def test_changed_policy_file_is_read_again(path: Path) -> None:
 
 
 @pytest.mark.parametrize("broken", ['"x', f'"{STOP}": "role:member or"\n', f'"{STOP}":\n', None])
-def test_policy_keeps_rules_and_logs_once_when_file_becomes_invalid(
+def test_policy_keeps_rules_and_logs_once_when_file_is_invalid_or_deleted(
     path: Path, broken: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     loaded = load_policy(path, f'"{STOP}": "role:x"\n')

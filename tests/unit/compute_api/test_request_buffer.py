@@ -87,7 +87,7 @@ def test_request_buffer_raises_parse_exception_for_invalid_request(text: bytes) 
         CHUNKED + b"1\r\na\r\n" * 3,
     ],
 )
-def test_request_buffer_cuts_request_with_too_long_body(text: bytes) -> None:
+def test_request_buffer_marks_request_with_too_long_body_as_cut(text: bytes) -> None:
     incoming = RequestBuffer(Config(), ("192.0.2.1", 1), 10)
     incoming.arrived += text
     assert incoming.advance()

@@ -270,7 +270,7 @@ class Row:
     a, b = 1, 2
 
 
-def test_view_fields_depend_on_version_rule_and_kind_of_answer() -> None:
+def test_view_fields_depend_on_version_policy_rule_and_update_response() -> None:
     fields = (
         Field("a", "a"),
         Field("b", lambda row, view: row.b + view, since="2.5", until="2.6"),

@@ -63,7 +63,7 @@ def beat(cloud: Cloud, host: Host) -> bool:
     return cloud.engine.heartbeats.answer(heartbeat)
 
 
-def test_heartbeats_of_all_hosts_cost_two_statements_an_interval(cloud: Cloud) -> None:
+def test_heartbeats_of_all_hosts_cost_two_sql_statements_an_interval(cloud: Cloud) -> None:
     cloud.time.pass_by(LOOK_INTERVAL_SECONDS + 1)
     with statements(cloud) as executed:
         assert [beat(cloud, host) for host in cloud.hosts.values()] == [True, True]
@@ -73,7 +73,7 @@ def test_heartbeats_of_all_hosts_cost_two_statements_an_interval(cloud: Cloud) -
     assert executed == []
 
 
-def test_heartbeat_of_idle_host_needs_few_syncs(
+def test_idle_host_syncs_only_once_or_twice_per_comparison_period(
     cloud: Cloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An idle host syncs only for the periodic comparison of its domains."""
@@ -95,7 +95,7 @@ def test_heartbeat_of_idle_host_needs_few_syncs(
     assert cloud.store.read(lambda tx: services.is_up(tx, "h1"))
 
 
-def test_heartbeat_of_host_with_command_or_pending_cleanup_requires_sync(cloud: Cloud) -> None:
+def test_heartbeat_of_host_with_command_or_guest_to_remove_requires_sync(cloud: Cloud) -> None:
     cloud.lose = lambda what: what == "do"
     server = cloud.create(host="h1", forced=True, networks=[])[0]
     cloud.advance()
@@ -201,7 +201,7 @@ def test_restored_database_with_old_fence_gets_states_of_all_domains(cloud: Clou
     )
 
 
-def test_heartbeat_is_not_answered_while_the_database_is_unreachable(
+def test_heartbeat_answer_raises_while_the_database_is_unreachable(
     cloud: Cloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(work: object) -> None:

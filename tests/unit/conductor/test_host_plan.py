@@ -75,7 +75,7 @@ def test_plan_drain_moves_server_live_or_cold_by_state_and_option(
 @pytest.mark.parametrize(
     "vm_state", sorted(set(states.VM_STATES) - {states.DELETED, states.SHELVED_OFFLOADED})
 )
-def test_drain_and_evacuation_plan_of_each_state_has_a_way_or_a_next_step(vm_state: str) -> None:
+def test_drain_and_evacuation_plan_names_next_step_when_server_stays(vm_state: str) -> None:
     for result in (
         plan_drain(server_in_state(vm_state), False),
         plan_drain(server_in_state(vm_state), True),

@@ -216,7 +216,7 @@ def test_undo_rebinds_to_host_with_hybrid_plug_without_failure() -> None:
     assert {interface.vif_type for interface in read_interfaces(back, "plugged")} == {"ovs_hybrid"}
 
 
-def test_ports_are_bound_at_activation_without_multiple_bindings() -> None:
+def test_ports_are_bound_at_activation_without_multiple_binding_support() -> None:
     move = Move()
     move.networks.has_single_bindings = True
     run = move.call(networks.bind_at_destination)

@@ -64,7 +64,7 @@ def test_late_result_of_another_attempt_does_not_hide_the_awaited_result(
     assert cloud.findings() == []
 
 
-def test_report_of_ended_session_is_refused(cloud: Cloud) -> None:
+def test_report_of_other_session_is_refused_with_session_0(cloud: Cloud) -> None:
     server, report, _ = build_server(cloud)
     answer = reports.handle(
         cloud.engine, [dataclasses.replace(report, session=report.session + 1)]
@@ -74,7 +74,7 @@ def test_report_of_ended_session_is_refused(cloud: Cloud) -> None:
     assert cloud.show(server).task_state == states.SPAWNING
 
 
-def test_runner_advance_wakes_conductors_only_for_due_actions(cloud: Cloud) -> None:
+def test_runner_advance_wakes_only_threads_with_due_actions(cloud: Cloud) -> None:
     woken: list[str] = []
     cloud.engine.wake = woken.append
     cloud.create(networks=[])

@@ -132,7 +132,7 @@ def test_messages_to_host_are_split_at_maximum_images_of_image_ticket() -> None:
     assert wire.casts[0][2]["commands"] == to_wire(commands[:MOST])
 
 
-def test_cache_images_message_has_image_ticket_or_is_not_sent() -> None:
+def test_cache_images_message_has_image_ticket_and_needs_ticket_secret() -> None:
     wire, image = Wire(), ImageRef("i", "raw")
     new_messages(wire).cache_images("h1", [image])
     [(method, host, arguments)] = wire.casts

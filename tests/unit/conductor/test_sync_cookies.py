@@ -25,7 +25,7 @@ def test_sync_cookie_is_fresh_only_for_its_host_and_session() -> None:
     assert not freshness.is_fresh("h1", 7, "")
 
 
-def test_sync_cookie_is_fresh_for_one_to_two_minutes() -> None:
+def test_sync_cookie_is_fresh_after_one_minute_and_stale_after_two() -> None:
     wall = Wall()
     freshness = SyncCookies("secret", wall)
     cookie = freshness.cookie("h1", 7)

@@ -171,7 +171,9 @@ def test_action_abort_undoes_stuck_action(operator: Operator) -> None:
     assert operator.cloud.findings() == []
 
 
-def test_action_list_stuck_and_fail_include_action_no_conductor_takes(operator: Operator) -> None:
+def test_action_list_stuck_shows_and_fail_ends_action_no_conductor_takes(
+    operator: Operator,
+) -> None:
     [server] = operator.cloud.create(networks=[])
     operator.cloud.settle()
     action = operator.cloud.ask(server, "os-stop")

@@ -70,7 +70,7 @@ def test_cleanup_list_is_empty_without_pending_cleanups(
     assert json.loads(capsys.readouterr().out) == []
 
 
-def test_cleanup_list_names_target_place_tries_and_reason(
+def test_cleanup_list_names_target_host_tries_and_reason(
     conf: str, store: Store, capsys: pytest.CaptureFixture[str]
 ) -> None:
     add_cleanups(store)

@@ -169,7 +169,7 @@ def test_database_upgrade_refuses_database_newer_than_the_code(
     assert "is at version 9999" in output and "install the release" in output
 
 
-def test_database_upgrade_seals_user_data_with_the_key(
+def test_database_upgrade_seals_user_data_only_when_secret_key_is_set(
     conf: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def seal(store: Store, vault: Vault) -> int:

@@ -49,7 +49,7 @@ class Host:
         (["a", FILES, "--yes"], True, ""),
     ],
 )
-def test_host_discard_records_pending_removal_or_refuses(
+def test_host_discard_records_removal_only_with_yes_for_guest_of_up_host(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,

@@ -17,7 +17,7 @@ def test_doctor_page_equals_generated_page() -> None:
     )
 
 
-def test_doctor_page_has_cause_and_remedy_of_every_kind() -> None:
+def test_doctor_page_has_row_for_every_finding_kind_with_cause_and_remedy() -> None:
     for kind in KINDS.values():
         assert f"| `{kind.name}` |" in doctor_page.page()
         assert kind.detects and kind.cause and kind.remedy

@@ -252,7 +252,7 @@ def test_host_remove_with_servers_is_refused_and_names_them(
     assert "First: kilonova host evacuate h1" in operator.error_output
 
 
-def test_host_remove_leaves_no_rows_and_no_broker_users(
+def test_host_remove_deletes_all_rows_and_prints_broker_user_deletions(
     operator: Operator, store: Store, working_folder: Path
 ) -> None:
     def rows() -> dict[str, int]:

@@ -305,7 +305,7 @@ def test_status_shows_silent_host_counted_as_up(
     assert all("not declared down, because only 0 of 3 hosts are heard" in line for line in shown)
 
 
-def test_hosts_and_doctor_show_a_refused_hypervisor_name(
+def test_hosts_and_doctor_show_hypervisor_name_used_by_another_host(
     conf: Path, store: Store, capsys: pytest.CaptureFixture[str]
 ) -> None:
     thief = replace(HOST, hypervisor_hostname="a")

@@ -52,7 +52,7 @@ def read_entries(archive: bytes) -> dict[str, tuple[int, bytes]]:
 
 
 @pytest.mark.parametrize("script", BUILDS, ids=lambda path: path.parent.name)
-def test_image_build_has_known_packages_and_refuses_wrong_arguments(script: Path) -> None:
+def test_image_build_lists_required_packages_and_refuses_wrong_arguments(script: Path) -> None:
     assert {"busybox-static", "syslinux", "mtools", "qemu-utils"} <= set(
         packages.image_packages(script.parent.name)
     )
@@ -113,7 +113,7 @@ def test_initramfs_contains_files_and_modules_in_dependency_order(tmp_path: Path
 
 
 @pytest.mark.skipif(not boot_disk.BOOT_CODE.exists(), reason="syslinux-common is not installed")
-def test_strip_module_removes_signature_and_types_of_kernel_module() -> None:
+def test_strip_module_removes_signature_and_btf_types_of_kernel_module() -> None:
     plain = b"\x7fELF code\0.text\0.data\0"
     assert boot_disk.strip_module(plain) == plain
     signed = b"\x7fELF code\0.text\0.BTF\0.data\0" + b"PKCS7~Module signature appended~\n"
@@ -150,7 +150,7 @@ def test_master_boot_record_contains_partitions(
     ] == partitions
 
 
-def test_libraries_are_placed_at_paths_of_ldd() -> None:
+def test_libraries_of_ldd_output_go_to_lib_and_loader_keeps_its_folder() -> None:
     ldd_output = (
         "\tlinux-vdso.so.1 (0x00007f)\n\tlibz.so.1 => /lib/x86_64-linux-gnu/libz.so.1 (0x00007f)\n"
         "\t/lib64/ld-linux-x86-64.so.2 (0x00007f)\n"

@@ -95,7 +95,7 @@ def test_join_refuses_foreign_address_or_address_other_than_of_host_add(
         join_checks.address(given, invited, None, broker())
 
 
-def test_join_without_route_to_broker_finds_no_address() -> None:
+def test_join_without_given_address_or_route_to_broker_is_refused() -> None:
     with pytest.raises(ConfigError, match="has no route to the broker"):
         join_checks.address(None, "", None, broker("no-such-name.invalid"))
 
@@ -110,7 +110,7 @@ def test_join_refuses_silent_libvirt(conf: cfg.ConfigOpts, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("works", [True, False])
-def test_join_reports_kvm_or_emulation(
+def test_join_reports_kvm_or_emulation_and_refuses_missing_required_kvm(
     conf: cfg.ConfigOpts, monkeypatch: pytest.MonkeyPatch, works: bool
 ) -> None:
     checked_folders: list[Path] = []
@@ -196,7 +196,7 @@ def test_join_keeps_lines_of_operator_in_configuration_file(tmp_path: Path) -> N
         merged(path, {"DEFAULT": {"host": "h2"}})
 
 
-def test_join_replaces_file_atomically_with_its_owner_and_mode(tmp_path: Path) -> None:
+def test_join_file_replacement_has_given_mode_and_leaves_no_other_file(tmp_path: Path) -> None:
     path = tmp_path / "host.key"
     path.write_text("older")
     private_files.replace(path, "newer", 0o640, (os.geteuid(), os.getegid()))
@@ -219,7 +219,7 @@ def test_join_names_missing_user() -> None:
         (UNREACHABLE_BROKER_TOKEN.text(), "the broker does not answer"),
     ],
 )
-def test_join_with_invalid_token_or_dead_broker_changes_nothing(
+def test_join_with_invalid_token_or_unreachable_broker_writes_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], token: str, says: str
 ) -> None:
     path = tmp_path / "etc/agent.conf"

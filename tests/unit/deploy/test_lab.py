@@ -69,7 +69,7 @@ def test_lab_make_and_open_refuse_other_lab_and_foreign_folder(tmp_path: Path) -
         ["status"],
     ],
 )
-def test_lab_command_with_wrong_arguments_fails_with_advice(
+def test_lab_command_with_wrong_arguments_or_stopped_lab_fails_with_advice(
     arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KILONOVA_HOME", str(tmp_path / "home"))
@@ -92,7 +92,7 @@ def test_lab_refuses_wrong_port_base(base: str, monkeypatch: pytest.MonkeyPatch)
         lab_hosts.facts("3", False)
 
 
-def test_lab_down_without_lab_succeeds_and_keeps_other_folders(
+def test_lab_down_succeeds_without_folder_and_refuses_foreign_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("KILONOVA_HOME", str(tmp_path / "none"))

@@ -37,7 +37,7 @@ NEEDY = (
     "tests/e2e/test_network.py",
     "tests/e2e/test_lab.py",
 )
-PLAIN = "tests/unit/deploy/test_underlay.py::test_underlay_addresses_of_one_cloud_are_adjacent"
+PLAIN = "tests/unit/deploy/test_underlay.py::test_underlay_addresses_of_cloud_end_before_those_of_next_cloud"
 
 
 @pytest.fixture
@@ -161,7 +161,7 @@ def test_suite_on_unprivileged_machine_skips_with_reason_and_passes(tmp_path: Pa
     passed = [name for name, reports in outcomes.items() if not reports]
     skipped = {name: reports[0] for name, reports in outcomes.items() if reports}
     assert passed == [
-        "tests.unit.deploy.test_underlay::test_underlay_addresses_of_one_cloud_are_adjacent"
+        "tests.unit.deploy.test_underlay::test_underlay_addresses_of_cloud_end_before_those_of_next_cloud"
     ]
     assert {tag for tag, _ in skipped.values()} == {"skipped"}
     reason = "This process does not run as root." if os.geteuid() else "cannot be made here"

@@ -96,13 +96,13 @@ def test_alerts_have_severity_summary_and_description() -> None:
         assert set(template_labels) <= (rule_labels or {"instance"}), rule["alert"]
 
 
-def test_dashboard_panels_have_distinct_places_and_ids() -> None:
+def test_dashboard_panels_have_distinct_grid_positions_and_ids() -> None:
     places = [(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in read_panels()]
     assert len(places) == len(set(places))
     assert len({panel["id"] for panel in read_panels()}) == len(places)
 
 
-def test_prometheus_reads_each_process_on_its_port() -> None:
+def test_prometheus_configuration_scrapes_each_service_on_its_port() -> None:
     jobs = yaml.safe_load((FOLDER / "prometheus.yml").read_text())["scrape_configs"]
     read = {job["job_name"]: job["static_configs"][0]["targets"] for job in jobs}
     ports = {

@@ -145,7 +145,7 @@ def test_debian_version_marks_prerelease_and_release_for_dpkg_order(
 
 
 @pytest.mark.parametrize(("release", "version"), [("12", "15"), ("13", "17")])
-def test_packages_for_test_follow_debian_release(
+def test_packages_for_test_have_postgresql_version_of_debian_release(
     monkeypatch: pytest.MonkeyPatch, release: str, version: str
 ) -> None:
     system = {"ID": "debian", "VERSION_ID": release, "VERSION_CODENAME": CODENAMES[release]}

@@ -126,7 +126,7 @@ def test_policy_explain_with_wrong_arguments_exits_with_2_and_hint(
     [["policy", "list"], ["policy", "explain", STOP, "--as", "x"], ["config", "check"]],
     ids=" ".join,
 )
-def test_policy_and_config_check_name_line_of_broken_policy_file(
+def test_policy_commands_and_config_check_name_line_of_broken_policy_file(
     command: Command, words: list[str]
 ) -> None:
     command.policy.write_text('\n"a": "role:x or"\n')

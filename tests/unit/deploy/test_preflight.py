@@ -35,7 +35,7 @@ def cloud(tmp_path: Path) -> Cloud:
     return Cloud(tmp_path / "home", Ports.from_base(free_ports(Ports.COUNT)))
 
 
-def test_preflight_names_taken_port_and_its_purpose(cloud: Cloud) -> None:
+def test_preflight_refuses_taken_port_and_names_its_service(cloud: Cloud) -> None:
     with socket.socket() as other:
         other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         other.bind(("127.0.0.1", cloud.ports.image))
@@ -107,7 +107,7 @@ def test_up_down_and_test_refuse_unknown_arguments_with_advice(
     assert arguments[0] in caught.value.what and caught.value.todo
 
 
-def test_image_packages_are_read_from_build_and_missing_are_listed() -> None:
+def test_image_packages_come_from_build_script_and_missing_are_listed() -> None:
     assert "busybox-static" in packages.image_packages()
     assert packages.missing(["no-such-package-in-debian"]) == ["no-such-package-in-debian"]
     assert packages.missing(["dpkg"]) == []
@@ -212,7 +212,7 @@ def test_prepare_keeps_command_and_ticket_secrets_out_of_role_files(
     assert cloud.password("queries") in others
 
 
-def test_prepare_writes_files_for_owner_only_and_keeps_secrets(tmp_path: Path) -> None:
+def test_prepare_writes_files_for_owner_only_and_repeated_keeps_secrets(tmp_path: Path) -> None:
     cloud = Cloud(
         tmp_path,
         hosts=("h1", "h2"),

@@ -51,7 +51,7 @@ DRAINED = HostState(
         (HostState("h1", "uuid", up=False), {}, "it is silent"),
     ],
 )
-def test_host_restore_undoes_only_drain_and_forced_down(
+def test_host_restore_undoes_only_drain_and_forced_down_of_reporting_host(
     state: HostState, changes: dict[str, object], stays: str
 ) -> None:
     restoration = host_restore.plan_restoration(state)
@@ -176,7 +176,7 @@ def test_evacuation_is_refused_when_too_many_hosts_are_down(
     ],
     ids=" ".join,
 )
-def test_host_commands_refuse_wrong_arguments(
+def test_host_commands_with_wrong_arguments_exit_with_2_and_usage(
     words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as exit_info:
@@ -185,7 +185,7 @@ def test_host_commands_refuse_wrong_arguments(
 
 
 @pytest.mark.parametrize("number", ["x", "0", "-1", "1.5", ""])
-def test_host_drain_refuses_invalid_parallel(
+def test_host_drain_refuses_parallel_other_than_number_from_1(
     number: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):
@@ -193,7 +193,7 @@ def test_host_drain_refuses_invalid_parallel(
     assert f"argument --parallel: {number!r} is not a number from 1 on" in capsys.readouterr().err
 
 
-def test_host_drain_is_live_by_default() -> None:
+def test_host_drain_arguments_select_live_migration_unless_cold() -> None:
     assert [
         parser().parse_args(["host", "drain", "h1", *words]).cold
         for words in ([], ["--live"], ["--cold"])

@@ -97,7 +97,7 @@ def test_config_show_names_origin_of_values_from_files(
     assert (configuration_folder / "secrets/DEFAULT.secret_key").read_text().strip() not in output
 
 
-def test_configuration_file_overrides_default_certificates_and_host(
+def test_configured_ca_file_and_image_gateway_host_replace_all_defaults(
     configuration_folder: Path, load: Load
 ) -> None:
     path = configuration_folder / "kilonova.conf"

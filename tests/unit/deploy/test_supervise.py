@@ -86,7 +86,9 @@ def test_supervisor_keeps_stopped_process_down_until_start(cloud: Cloud) -> None
     assert process_control.start(cloud, "one") != old
 
 
-def test_supervisor_kill_marker_ends_process_without_sigterm(cloud: Cloud, tmp_path: Path) -> None:
+def test_supervisor_ends_process_with_kill_file_without_sigterm(
+    cloud: Cloud, tmp_path: Path
+) -> None:
     # On SIGTERM this process writes a line and continues, so only SIGKILL ends it.
     polite = (
         "import signal, sys, time\nsignal.signal(signal.SIGTERM, lambda *_: print('ended', flush=True))\n"
@@ -135,14 +137,16 @@ def test_supervisor_shutdown_ends_processes_of_hosts_together(cloud: Cloud, tmp_
     assert [log.read_text() for log in logs] == ["ready\nended\n"] * 2
 
 
-def test_supervisor_death_ends_its_processes(cloud: Cloud) -> None:
+def test_supervised_processes_end_when_supervisor_is_killed(cloud: Cloud) -> None:
     pids = [find_process(cloud, "one"), find_process(cloud, "two")]
     os.kill(find_supervisor(cloud) or 0, signal.SIGKILL)
     await_condition(lambda: not any(is_alive(pid) for pid in pids if pid))
     assert find_supervisor(cloud) is None
 
 
-def test_supervisor_reload_stops_starts_and_keeps_processes(cloud: Cloud, tmp_path: Path) -> None:
+def test_supervisor_reload_stops_removed_and_starts_added_processes_only(
+    cloud: Cloud, tmp_path: Path
+) -> None:
     one, two = find_process(cloud, "one"), find_process(cloud, "two")
     supervise.write(
         cloud.run,

@@ -40,7 +40,7 @@ def test_budget_lines_scale_budgets_to_the_machine(tmp_path: Path) -> None:
         ("true", ["unit"], 1.31, 0),
     ],
 )
-def test_run_in_ci_fails_when_a_set_exceeds_its_cpu_budget(
+def test_run_in_ci_fails_when_set_exceeds_cpu_budget_by_over_30_percent(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],

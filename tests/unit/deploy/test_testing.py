@@ -64,7 +64,7 @@ def test_jobs_of_ring_divide_its_tests_completely(ring: str) -> None:
     assert len({job.name for job in JOBS}) == len(JOBS)
 
 
-def test_contract_tests_of_moves_guests_services_and_stores_have_four_jobs() -> None:
+def test_contract_tests_of_moves_guests_services_stores_have_a_job_each() -> None:
     job_names = [
         job_of("contract", fixtures, marks).name
         for fixtures, marks in (
@@ -131,7 +131,7 @@ def test_slice_mark_without_exactly_one_known_slice_ends_collection() -> None:
     "words",
     [["frobnicate"], ["all", "unit"], ["guests", "moves"], ["ci"], ["moves", "--", "-k", "x"]],
 )
-def test_test_command_refuses_conflicting_words(words: list[str]) -> None:
+def test_test_command_refuses_unknown_and_conflicting_arguments(words: list[str]) -> None:
     with pytest.raises(Failure, match="Invalid arguments"):
         command.run(words)
 
@@ -264,7 +264,7 @@ def _run_test_file(folder: Path, text: str) -> Result:
     return run_jobs(make_jobs(folder, {"mixed": code}), "mixed")["mixed"]
 
 
-def test_jobs_run_ends_when_environment_of_job_fails(tmp_path: Path) -> None:
+def test_jobs_run_raises_failure_when_environment_of_job_fails(tmp_path: Path) -> None:
     def refuse(job: Job) -> dict[str, str]:
         raise Failure("no server", "start one")
 

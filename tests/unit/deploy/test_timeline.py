@@ -86,7 +86,7 @@ def test_timeline_of_stuck_action_shows_number_of_failures(operator: Operator) -
     assert status == 0 and "failed 10 times in a row: an unexpected error" in output
 
 
-def test_timeline_of_unknown_or_ambiguous_name_fails(operator: Operator) -> None:
+def test_timeline_of_unknown_or_ambiguous_name_exits_with_1_and_advice(operator: Operator) -> None:
     status, output = run_timeline(operator, ids.new_request())
     assert status == 1 and "the API's log" in output
     status, output = run_timeline(operator, "nobody")
@@ -105,7 +105,7 @@ def test_timeline_of_unknown_or_ambiguous_name_fails(operator: Operator) -> None
 FORGED = "E:\x1b]0;PWNED\x07\x1b[31mRED\x1b[2J\r\nFAKE LINE \x9b31m \u202e"
 
 
-def test_operator_commands_print_no_control_characters_of_host(operator: Operator) -> None:
+def test_operator_commands_print_no_control_characters_of_stored_texts(operator: Operator) -> None:
     """The rows are as written by a release that stored texts of hosts without cleaning them."""
     [server] = operator.cloud.create(networks=[])
     operator.cloud.settle()

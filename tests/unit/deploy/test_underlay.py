@@ -49,7 +49,7 @@ def test_underlays_of_different_ports_share_no_addresses_or_names() -> None:
     assert Ports.COUNT >= PORTS and 65535 // PORTS < PARTS
 
 
-def test_underlay_addresses_of_one_cloud_are_adjacent(tmp_path: Path) -> None:
+def test_underlay_addresses_of_cloud_end_before_those_of_next_cloud(tmp_path: Path) -> None:
     underlay, next_underlay = Underlay(tmp_path, 5000), Underlay(tmp_path, 5000 + PORTS)
     assert str(underlay.external) == "172.24.156.64/26"
     assert str(underlay.address(2)) == "198.18.39.18"
@@ -86,7 +86,7 @@ def test_preflight_finds_route_hidden_by_external_network(
     ("variable", "value"),
     [("KILONOVA_HOSTS", "0"), ("KILONOVA_HOSTS", "many"), ("KILONOVA_NETWORKS", "perhaps")],
 )
-def test_cloud_from_environment_refuses_wrong_variable(
+def test_cloud_from_environment_refuses_invalid_hosts_or_networks(
     monkeypatch: pytest.MonkeyPatch, variable: str, value: str
 ) -> None:
     monkeypatch.setenv(variable, value)
@@ -261,7 +261,7 @@ def test_underlay_connects_hosts_and_repairs_deleted_namespace(wire: Underlay) -
     wire.remove()
 
 
-def test_preflight_refuses_cloud_with_addresses_of_another_cloud(
+def test_preflight_refuses_overlapping_ports_of_cloud_with_same_addresses(
     tmp_path: Path, wire: Underlay
 ) -> None:
     """Clouds with first ports fewer than eight apart can have the same addresses.
@@ -301,7 +301,7 @@ def test_underlay_host_made_again_has_new_boot_id_and_can_be_unplugged(
     await_true(lambda: can_reach(wire, 1, 2))
 
 
-def test_underlay_drops_packets_of_strangers_to_hosts(wire: Underlay) -> None:
+def test_underlay_drops_packets_to_hosts_from_foreign_namespace(wire: Underlay) -> None:
     wire.make(2)
     # The fixture removes this namespace with those of the hosts.
     stranger = f"{wire.bridge}-9"

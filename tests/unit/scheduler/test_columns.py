@@ -166,7 +166,7 @@ def test_columns_insert_late_provider_in_order_of_ids(cloud: Cloud) -> None:
     assert hosts.snapshot().stock["VCPU"].free.tolist() == [4, 0, 2]
 
 
-def test_refresh_reads_every_host_in_turn_despite_unchanged_time(cloud: Cloud) -> None:
+def test_refresh_rereads_every_host_in_turn_despite_unchanged_timestamp(cloud: Cloud) -> None:
     for number in range(30):
         cloud.host(f"h{number}")
     hosts = load_hosts(cloud)
@@ -419,7 +419,7 @@ def test_columns_follow_change_and_deletion_of_aggregates(cloud: Cloud) -> None:
     assert zones() == ["nova", "nova"] and hosts.snapshot().aggregates == []
 
 
-def test_read_request_facts_reads_groups_and_places_of_hinted_servers(cloud: Cloud) -> None:
+def test_read_request_facts_reads_groups_and_hosts_of_hinted_servers(cloud: Cloud) -> None:
     cloud.host("a")
     cloud.host("b")
     now = cloud.clock.micros()
@@ -459,7 +459,7 @@ def test_read_request_facts_reads_groups_and_places_of_hinted_servers(cloud: Clo
     assert Proposals(hosts, options()).select([request("new", group="g")])[0].hosts == ["b"]
 
 
-def test_proposals_count_as_group_members_until_claim(cloud: Cloud) -> None:
+def test_proposal_without_claim_counts_as_member_of_anti_affinity_group(cloud: Cloud) -> None:
     cloud.host("a")
     cloud.host("b")
     with cloud.store.begin() as tx:

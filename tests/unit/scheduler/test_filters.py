@@ -222,7 +222,7 @@ def test_failing_third_party_filter_rejects_all_hosts_and_is_logged(
     assert logged in caplog.text and "take it out of [scheduler] enabled_filters" in caplog.text
 
 
-def test_example_of_third_party_filter_in_documentation_works(
+def test_rack_filter_example_in_docs_accepts_only_hosts_of_hinted_rack(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = (Path(__file__).resolve().parents[3] / "docs/filters.md").read_text()
@@ -351,7 +351,7 @@ def test_host_with_failed_builds_is_rejected_then_has_room_for_one() -> None:
     assert collect_reasons(hosts, request(), build_failure_limit=0) == {"": ""}
 
 
-def test_affinity_check_of_empty_group_is_settled_by_first_server() -> None:
+def test_affinity_check_lets_first_server_choose_host_of_empty_group() -> None:
     world = World([Host("host0"), Host("host1")], "affinity")
     loaded_filters = filters.load(conf(enabled_filters=[]))
     checks = list(
@@ -591,7 +591,7 @@ def test_different_host_hint_ignores_unknown_servers() -> None:
     ) == {"": ""}
 
 
-def test_filters_work_without_hosts() -> None:
+def test_filters_return_empty_checks_and_no_reason_without_hosts() -> None:
     assert collect_reasons(
         [], request(resources={"VCPU": 1}, required_traits=["CUSTOM_FAST"]), *NAMES
     ) == {"": ""}

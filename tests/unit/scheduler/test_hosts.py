@@ -187,7 +187,7 @@ def test_repeated_request_withdraws_earlier_proposal_of_server(cloud: Cloud) -> 
     assert scheduler.select([request("t")])[0].hosts[0] == first
 
 
-def test_proposals_spread_servers_but_never_reject_last_host(cloud: Cloud) -> None:
+def test_proposal_filling_last_host_does_not_make_select_reject_it(cloud: Cloud) -> None:
     cloud.host("a", vcpus=1)
     scheduler = Proposals(load_hosts(cloud), options())
     assert scheduler.select([request("s")])[0].hosts == ["a"]
@@ -240,7 +240,7 @@ def test_refresh_treats_new_host_after_deleted_one_as_another(cloud: Cloud) -> N
     assert hosts.snapshot().names == ["a", "new"] and read_free(hosts, "new") == 6
 
 
-def test_free_with_huge_ratio_is_large(cloud: Cloud) -> None:
+def test_free_vcpus_with_allocation_ratio_3e38_exceed_2_to_the_31(cloud: Cloud) -> None:
     """The placement API accepts ratios up to 3.4e38."""
     cloud.host("a", vcpus=4, ratio=3e38)
     hosts = load_hosts(cloud)

@@ -161,7 +161,9 @@ def test_ram_weight_multiplier_spreads_or_stacks_servers(make_columns: MakeColum
         assert answer.hosts == expected
 
 
-def test_select_of_many_servers_takes_room_of_earlier_ones(make_columns: MakeColumns) -> None:
+def test_select_of_many_servers_counts_resources_of_earlier_servers(
+    make_columns: MakeColumns,
+) -> None:
     answers = select(
         make_columns(3, vcpus=2), [request(f"s{number}") for number in range(7)], options()
     )
@@ -271,7 +273,7 @@ def test_select_never_uses_more_than_free_resources(
 def test_select_of_equal_requests_fills_room_exactly(
     hosts: Snapshot, spec: RequestSpec, number: int, policy: str | None
 ) -> None:
-    """As many servers as possible are placed, and their alternates have room, too.
+    """As many servers as possible are placed, and no selection lists a host twice.
 
     The other servers get a reason.
     """

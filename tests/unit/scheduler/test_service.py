@@ -62,7 +62,7 @@ def test_options_have_no_required_metrics_if_metrics_required_is_false() -> None
         ),
     ],
 )
-def test_invalid_scheduler_option_ends_process_with_allowed_values(
+def test_invalid_scheduler_option_ends_process_and_names_invalid_value(
     values: dict[str, list[str]], text: str
 ) -> None:
     with pytest.raises(SystemExit, match=text):

@@ -58,7 +58,7 @@ def test_resource_weigher_prefers_most_free_host(
         ("PCIWeigher", "devices", ["host1", "host2", "host0"]),
     ],
 )
-def test_weighers_prefer_idle_newer_hosts_without_failures_and_devices(
+def test_weighers_prefer_newer_hosts_with_fewer_io_ops_failures_devices(
     make_columns: MakeColumns, weigher: str, column: str, expected: list[str]
 ) -> None:
     hosts = make_columns(3)
@@ -107,7 +107,9 @@ def test_soft_policy_places_servers_of_one_request_together_or_apart(
         assert len({choice.selection.hosts[0] for choice in choices}) == number, policy
 
 
-def test_metrics_weigher_orders_hosts_and_handles_missing_metric(make_columns: MakeColumns) -> None:
+def test_metrics_weigher_ranks_host_without_metric_last_or_rejects_if_required(
+    make_columns: MakeColumns,
+) -> None:
     hosts = make_columns(3)
     hosts.metrics = {"cpu": np.array([0.9, 0.1, np.nan]), "net": np.array([1.0, 1.0, 1.0])}
     values: dict[str, object] = {"metrics__weight_setting": ["cpu=-1", "net=0.5"]}

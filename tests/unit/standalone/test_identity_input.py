@@ -75,7 +75,7 @@ ADMIN_USER = {"name": "admin", "domain": {"id": "default"}, "password": "x"}
         ({"identity": {"methods": ["token"], "token": {"id": "\x00"}}}, 401, "authentication"),
     ],
 )
-def test_login_with_invalid_body_is_refused_with_name_of_field(
+def test_login_returns_400_with_field_if_malformed_401_if_unauthenticated(
     identity: Any, auth: Any, status: int, message: str
 ) -> None:
     answer = identity.authenticate(auth)
@@ -104,7 +104,7 @@ def test_login_with_invalid_body_is_refused_with_name_of_field(
         ({"project": []}, 400),
     ],
 )
-def test_login_with_unknown_or_malformed_scope_is_refused(
+def test_login_returns_401_for_unavailable_scope_400_for_malformed_scope(
     identity: Any, scope: Any, status: int
 ) -> None:
     assert identity.login(scope).status_code == status
@@ -137,7 +137,7 @@ def test_login_with_unknown_or_malformed_scope_is_refused(
         ),
     ],
 )
-def test_create_with_invalid_body_returns_400_with_name_of_field(
+def test_create_identity_resource_returns_400_and_names_invalid_field(
     identity: Any, path: str, body: Any, message: str
 ) -> None:
     answer = identity.request("POST", f"/v3{path}", json=body)
@@ -145,7 +145,7 @@ def test_create_with_invalid_body_returns_400_with_name_of_field(
     assert message in answer.json["error"]["message"]
 
 
-def test_create_user_refuses_duplicate_name_and_ignores_internal_columns(identity: Any) -> None:
+def test_create_user_returns_409_for_taken_name_and_ignores_internal_fields(identity: Any) -> None:
     name = f"user-{uuid.uuid4().hex[:8]}"
     body = {"user": {"name": name, "password_hash": ["x"], "id": "chosen", "extra": 1, "links": 2}}
     answer = identity.request("POST", "/v3/users", json=body)

@@ -33,7 +33,7 @@ PATCH = {"Content-Type": "application/openstack-images-v2.1-json-patch"}
         ({"locations": []}, 403, "locations"),
     ],
 )
-def test_create_image_with_invalid_field_is_refused_with_name_of_field(
+def test_create_image_returns_400_if_invalid_403_if_forbidden_413_if_too_many(
     images: Any, body: Any, status: int, message: str
 ) -> None:
     answer = images.request("POST", "/v2/images", json=body)
@@ -61,7 +61,7 @@ def test_create_image_with_invalid_field_is_refused_with_name_of_field(
         ([{"op": "add", "path": "/a~1b", "value": "x"}, {"op": "remove", "path": "/a~1b"}], 200),
     ],
 )
-def test_image_patch_returns_status_and_keeps_owner_and_name(
+def test_image_patch_keeps_owner_and_returns_400_malformed_403_forbidden_409_absent(
     images: Any, patch: Any, status: int
 ) -> None:
     key = images.create()
@@ -99,7 +99,7 @@ def test_image_patch_returns_status_and_keeps_owner_and_name(
         ([{"add": "/a", "path": "/b", "value": ""}], 400),
     ],
 )
-def test_image_patch_in_format_v2_0_is_applied_or_refused(
+def test_image_patch_in_format_v2_0_is_applied_if_valid_or_changes_nothing(
     images: Any, patch: Any, status: int
 ) -> None:
     key = images.create()

@@ -130,7 +130,9 @@ def test_limit_is_created_listed_changed_and_deleted(identity: Any, service: str
     assert identity.request("DELETE", reference_path).status_code == 204
 
 
-def test_invalid_or_duplicate_limits_are_refused(identity: Any, service: str) -> None:
+def test_create_limit_returns_400_if_invalid_409_if_taken_403_if_unregistered(
+    identity: Any, service: str
+) -> None:
     registered_limit = new_registered_limit(service)
     assert post(identity, "registered_limits", registered_limit).status_code == 201
     assert (

@@ -86,7 +86,7 @@ def list_events(cloud: Network) -> list[str]:
         ]
 
 
-def test_inactive_binding_is_wired_and_not_shown_by_port(cloud: Network) -> None:
+def test_inactive_port_binding_is_described_to_host_but_not_shown_by_port(cloud: Network) -> None:
     port, network = create_server_port(cloud)
     before, events_before = show_port(cloud, port), list_events(cloud)
     binding = request_binding(
@@ -120,7 +120,7 @@ def test_inactive_binding_is_wired_and_not_shown_by_port(cloud: Network) -> None
     assert (show_port(cloud, port), list_events(cloud)) == (before, events_before)
 
 
-def test_activation_swaps_bindings_without_changing_host_revisions(cloud: Network) -> None:
+def test_activation_swaps_port_bindings_and_keeps_host_descriptions(cloud: Network) -> None:
     port, _ = create_server_port(cloud)
     request_binding(cloud, "POST", f"/ports/{port}/bindings", 201, host="h2", profile={"of": "h2"})
     wire(cloud, "h2")
@@ -153,7 +153,7 @@ def test_activation_swaps_bindings_without_changing_host_revisions(cloud: Networ
     assert show_port(cloud, port)["status"] == "ACTIVE"
 
 
-def test_early_activated_binding_is_active_once_wired(cloud: Network) -> None:
+def test_port_is_down_after_activation_until_host_applied_binding(cloud: Network) -> None:
     port, _ = create_server_port(cloud)
     request_binding(cloud, "POST", f"/ports/{port}/bindings", 201, host="h2")
     request_binding(cloud, "PUT", f"/ports/{port}/bindings/h2/activate", 200)
@@ -165,7 +165,7 @@ def test_early_activated_binding_is_active_once_wired(cloud: Network) -> None:
     assert show_port(cloud, port)["status"] == "ACTIVE"
 
 
-def test_port_with_failed_wiring_is_not_active_after_activation(cloud: Network) -> None:
+def test_port_is_down_after_activation_when_host_failed_to_apply_it(cloud: Network) -> None:
     port, _ = create_server_port(cloud)
     request_binding(cloud, "POST", f"/ports/{port}/bindings", 201, host="h2")
     wire(cloud, "h2", **{port: "no bridge"})
@@ -234,7 +234,7 @@ def test_binding_list_is_filtered_by_query(cloud: Network) -> None:
 
 
 @pytest.mark.parametrize("host", ["h2", "h3", ""])
-def test_host_id_of_port_replaces_all_bindings(cloud: Network, host: str) -> None:
+def test_change_of_host_id_of_port_replaces_all_its_bindings(cloud: Network, host: str) -> None:
     port, _ = create_server_port(cloud)
     request_binding(cloud, "POST", f"/ports/{port}/bindings", 201, host="h2")
     cloud.change("port", port, role="service", name="the place is not spoken of")

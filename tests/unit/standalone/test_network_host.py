@@ -349,7 +349,7 @@ def test_nftables_rules_have_addresses_and_allowed_pairs_of_port() -> None:
         ({"version": 5}, None),
     ],
 )
-def test_security_group_rule_becomes_statement_of_nftables_or_is_omitted(
+def test_security_group_rule_becomes_nftables_statement_unless_invalid(
     rule: dict[str, Any], line: str | None
 ) -> None:
     tree = new_description()
@@ -368,7 +368,7 @@ def test_security_group_rule_becomes_statement_of_nftables_or_is_omitted(
     )
 
 
-def test_port_without_groups_is_closed_and_without_security_is_open() -> None:
+def test_port_without_groups_drops_ingress_and_with_security_off_is_open() -> None:
     closed, opened = new_description(), new_description()
     closed["ports"][PORT]["groups"] = []
     opened["ports"][PORT] |= {"security": False, "groups": []}
@@ -552,7 +552,7 @@ def test_external_gateway_is_only_on_gateway_host() -> None:
     assert "masquerade" not in other.rules
 
 
-def test_nftables_rules_drop_tunnel_packets_from_all_but_peer_hosts() -> None:
+def test_nftables_rules_drop_tunnel_packets_except_from_described_hosts() -> None:
     assert "ip daddr 192.168.5.1 udp dport 4789 ip saddr != { 192.168.5.2 } drop" in build_rules(
         new_description()
     )

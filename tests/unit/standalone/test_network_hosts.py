@@ -106,7 +106,9 @@ def test_router_is_described_only_to_its_host(cloud: Network) -> None:
     assert describe_host(cloud, "h2")["routers"] == {}
 
 
-def test_router_prefers_external_gateway_and_leaves_dead_host(cloud: Network, clock: Clock) -> None:
+def test_router_prefers_host_with_external_gateway_and_leaves_silent_host(
+    cloud: Network, clock: Clock
+) -> None:
     for host in ("h1", "h2"):
         acknowledge(
             cloud,
@@ -226,7 +228,7 @@ def test_host_report_with_invalid_body_returns_400(cloud: Network, body: Any) ->
 
 
 @pytest.mark.parametrize("method", ["GET", "PUT"])
-def test_host_request_requires_key_of_same_host(cloud: Network, method: str) -> None:
+def test_host_request_without_key_of_same_host_returns_401(cloud: Network, method: str) -> None:
     describe_host(cloud, "h1")
     path = "/description" if method == "GET" else ""
     assert cloud.call_as_host(method, path, "h1", {"revision": 1}, key_of="h2").status_code == 401

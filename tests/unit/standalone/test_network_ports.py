@@ -52,7 +52,7 @@ def test_create_port_takes_lowest_free_address_and_delete_frees_it(network: Netw
         ({"colour": "red"}, (400, "HTTPBadRequest")),
     ],
 )
-def test_create_port_with_invalid_or_used_fixed_ip_leaves_no_port(
+def test_create_port_fails_with_400_if_fixed_ip_is_invalid_or_409_if_used(
     network: Network, fixed: dict[str, str], refused: tuple[int, str]
 ) -> None:
     net, _ = network.create_network()
@@ -122,7 +122,9 @@ def test_update_port_fixed_ips_keeps_unchanged_addresses(network: Network) -> No
         ["a"],
     ],
 )
-def test_port_with_invalid_dns_name_returns_400(network: Network, name: Any) -> None:
+def test_create_and_update_port_with_invalid_dns_name_return_400(
+    network: Network, name: Any
+) -> None:
     net, _ = network.create_network()
     port = network.create("port", network_id=net)
     assert network.refusal("POST", "/ports", port_body(net, dns_name=name)) == (
@@ -195,7 +197,7 @@ def test_port_dns_assignment_has_name_of_each_address(network: Network) -> None:
         ({}, (400, "HTTPBadRequest")),
     ],
 )
-def test_create_invalid_subnet_is_refused(
+def test_create_subnet_returns_400_if_invalid_409_if_pools_conflict(
     network: Network, attributes: Any, refused: tuple[int, str]
 ) -> None:
     net, _ = network.create_network()
@@ -207,7 +209,7 @@ def test_networks_may_have_equal_subnets(network: Network) -> None:
     assert network.create_network() != network.create_network()
 
 
-def test_delete_network_is_refused_in_use_and_deletes_dhcp_port(network: Network) -> None:
+def test_delete_network_returns_409_if_in_use_and_else_deletes_dhcp_port(network: Network) -> None:
     net, subnet = network.create_network()
     port = network.create("port", network_id=net)
     assert network.refusal("DELETE", f"/networks/{net}") == (409, "NetworkInUse")
@@ -301,7 +303,7 @@ def test_list_with_admin_filter_returns_400_for_member(network: Network, query: 
     assert network.call("GET", f"/{query}", role="admin").status_code == 200
 
 
-def test_reader_lists_networks_but_cannot_create(network: Network) -> None:
+def test_reader_lists_networks_but_create_network_returns_403(network: Network) -> None:
     network.create("network")
     assert network.refusal("POST", "/networks", {"network": {}}, role="reader") == (
         403,
@@ -334,7 +336,9 @@ def test_default_security_group_has_rules_and_cannot_be_deleted(network: Network
     assert duplicate == (409, "SecurityGroupDefaultAlreadyExists")
 
 
-def test_security_group_in_use_cannot_be_deleted_nor_foreign_group_used(network: Network) -> None:
+def test_delete_used_security_group_returns_409_port_with_foreign_group_404(
+    network: Network,
+) -> None:
     net, _ = network.create_network()
     group = network.create("security_group", name="web")["id"]
     port = network.create("port", network_id=net, security_groups=[group])
@@ -379,7 +383,7 @@ def test_security_group_in_use_cannot_be_deleted_nor_foreign_group_used(network:
         ({"direction": "sideways"}, (400, "HTTPBadRequest")),
     ],
 )
-def test_create_invalid_security_group_rule_is_refused(
+def test_security_group_rule_returns_400_if_invalid_409_if_duplicate_404_without_group(
     network: Network, rule: Any, refused: tuple[int, str]
 ) -> None:
     group = network.create("security_group", name="web")["id"]

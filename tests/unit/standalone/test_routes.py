@@ -40,7 +40,7 @@ def list_routes(service: str) -> set[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("service", APPS)
-def test_embedded_service_route_has_consumers_in_docs(service: str) -> None:
+def test_embedded_service_routes_equal_table_in_docs(service: str) -> None:
     operations, rows = list_routes(service), read_documented_routes(service)
     for method, path in operations:
         matching = [row for row in rows if row[0] == method and row[1].fullmatch(path)]

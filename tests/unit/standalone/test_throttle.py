@@ -54,7 +54,7 @@ def service(tmp_path: Path) -> Iterator[Service]:
 
 
 @pytest.mark.parametrize("name", ["admin", "nobody"])
-def test_login_is_throttled_after_wrong_passwords_of_any_user_name(
+def test_login_returns_429_after_wrong_passwords_of_known_or_unknown_user(
     service: Service, name: str
 ) -> None:
     attempts, seconds = USER_LIMIT
@@ -91,7 +91,7 @@ def test_login_throttle_limits_address_over_all_users(service: Service) -> None:
     assert service.login("another").status_code == 401
 
 
-def test_login_method_named_twice_counts_once(service: Service) -> None:
+def test_login_with_repeated_method_counts_as_one_attempt_of_throttle(service: Service) -> None:
     assert service.login("admin", times=8).status_code == 401
     assert service.login("admin", times=8).status_code == 401
     assert service.login("admin", PASSWORD).status_code == 201

@@ -60,7 +60,7 @@ def test_token_secret_is_hexadecimal_and_safe_on_command_line(identity: Any) -> 
         assert len(secret) == 64 and set(secret) <= set(hexdigits)
 
 
-def test_token_validation_for_others_requires_service_or_admin(identity: Any) -> None:
+def test_validation_of_token_of_another_returns_403_without_service_role(identity: Any) -> None:
     subject = identity.token()
     unscoped = identity.login("unscoped", name="kilonova").headers["X-Subject-Token"]
     service = identity.login(
