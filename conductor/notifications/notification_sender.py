@@ -121,9 +121,8 @@ class NotificationSender:
     def _send(self, row: NotificationRow) -> bool:
         """Send the messages of a row, and return True if the caller can delete the row.
 
-        False: the row is tried again later. A row whose messages cannot be built can be deleted at
-        once. So can a row whose sending failed ``MAX_TRIES`` times although the broker is
-        reachable.
+        False: the row is tried again later. The row can be deleted at once if its messages cannot
+        be built, or if the sending failed ``MAX_TRIES`` times although the broker is reachable.
         """
         try:
             row_messages = messages(row, self.form)

@@ -48,7 +48,7 @@ def aggregate(of: JsonMapping) -> JsonObject:
 
 
 def cache_progress(of: JsonMapping) -> JsonObject:
-    """Return the payload about a host whose requested images are all cached or given up.
+    """Return the payload about a host that has cached, or failed to cache, each requested image.
 
     ``of`` is the aggregate's row with the host, the progress and the host's images.
     """
