@@ -2,8 +2,8 @@
 """``./deploy/deb [REVISION]``: builds the Debian packages in build/deb with Debian's own tools.
 
 The source distribution is unpacked, and deploy/debian becomes its folder debian. Then
-dpkg-buildpackage builds the packages, and lintian checks them. The version is that of ``common.__version__``. The
-revision (1 by default) distinguishes packages of one version.
+dpkg-buildpackage builds the packages, and lintian checks them. The version is that of
+``common.__version__``. The revision (1 by default) distinguishes packages of one version.
 """
 
 from __future__ import annotations
