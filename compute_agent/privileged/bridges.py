@@ -65,7 +65,10 @@ class BridgeHelper:
             except OSError as error:
                 refusal = str(error)
             if refusal:
-                LOG.warning("kilonova-bridges did not make the bridge %s: %s", name, refusal)
+                LOG.warning(
+                    "kilonova-bridges did not make a bridge",
+                    extra={"parts": {"bridge": name, "problem": refusal}},
+                )
 
     def _request(self, name: str) -> str:
         """Request a bridge. Return the reason of a failure, or "" on success."""
