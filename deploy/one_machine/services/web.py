@@ -25,7 +25,7 @@ import orjson
 from gunicorn.app.base import BaseApplication
 from gunicorn.http.errors import ParseException
 
-from common.service.log import get_logger
+from common.service.log import TextFormatter, get_logger
 from common.service.service import UMASK
 from compute_api.http.request_data import MAX_DEPTH, is_too_deep
 from compute_api.http.worker.limits import ClientLimits
@@ -181,8 +181,9 @@ def secret(path: str | None, variable: str) -> str:
 
 def log_to_stdout() -> None:
     """Log to stdout, from the level INFO on."""
-    form = "%(asctime)s %(levelname)s %(name)s %(message)s"
-    logging.basicConfig(stream=sys.stdout, level=logging.INFO, format=form)
+    handler = logging.StreamHandler(sys.stdout)
+    handler.setFormatter(TextFormatter(form="%(asctime)s %(levelname)s %(name)s %(message)s"))
+    logging.basicConfig(handlers=[handler], level=logging.INFO)
 
 
 def add_options(parser: argparse.ArgumentParser, bind: str) -> None:
