@@ -214,3 +214,8 @@ def _member(part: object) -> object:
     if isinstance(part, float) or (isinstance(part, int) and abs(part) < _JSON_INT_LIMIT):
         return part
     return str(part)[:MAX_VALUE_CHARS].encode(errors="backslashreplace").decode()
+
+
+if logging.lastResort is not None:
+    # Commands do not call ``start``. Their warnings have fields, too.
+    logging.lastResort.setFormatter(TextFormatter(form="%(message)s"))

@@ -68,6 +68,7 @@ def guard(store: Store) -> Store:
         if said[0] != found:
             log.error(
                 "the database has another version than this service needs, so the service waits",
+                version=found,
                 problem=refusal,
             )
         said[0] = found

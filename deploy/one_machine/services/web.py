@@ -66,7 +66,7 @@ class RequestLog:
             "request",
             method=req.method,
             path=req.path[:200],
-            status=resp.status,
+            status=resp.status_code,
             ms=took,
             request=req.context.id,
         )
