@@ -14,6 +14,7 @@ from typing import Protocol
 import falcon
 
 from common.domain import errors
+from common.domain.json_types import JsonObject
 from common.service.log import EventLogger
 from compute_api.http import access_log
 from compute_api.http.explanations import cut
@@ -101,7 +102,7 @@ class TextFaults:
     def __init__(
         self,
         log: EventLogger,
-        refusal: Callable[[falcon.Request, errors.Problem], Mapping[str, object]],
+        refusal: Callable[[falcon.Request, errors.Problem], JsonObject],
         *,
         with_title: bool = False,
         hides_missing: bool = False,

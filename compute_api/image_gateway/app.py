@@ -152,7 +152,7 @@ def _read_body(req: falcon.Request) -> Iterator[bytes]:
         )
 
 
-def _describe_refusal(req: falcon.Request, problem: errors.Problem) -> dict[str, object]:
+def _describe_refusal(req: falcon.Request, problem: errors.Problem) -> JsonObject:
     # Other paths are not logged, because they may contain secrets.
     match = PATH.fullmatch(req.path)
     return {

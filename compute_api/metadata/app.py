@@ -32,6 +32,7 @@ from common.domain.instance_data import (
     find,
     text,
 )
+from common.domain.json_types import JsonObject
 from common.security.rate_limit import RateLimiter
 from common.service.log import get_logger
 from compute_api.http import access_log, request_data
@@ -171,7 +172,7 @@ def _read_password(req: falcon.Request) -> str:
     return password
 
 
-def _describe_refusal(req: falcon.Request, problem: errors.Problem) -> dict[str, object]:
+def _describe_refusal(req: falcon.Request, problem: errors.Problem) -> JsonObject:
     return {
         "method": req.method,
         "path": req.path[:200],

@@ -101,7 +101,7 @@ def test_event_logger_passes_options_of_logging_on(captured_log: Log) -> None:
     try:
         fail(KeyError("x"))
     except KeyError as problem:
-        captured_log.logger.error("a", host="h1", exc_info=problem, extra={"parts": {"lost": 1}})
+        captured_log.logger.error("a", host="h1", exc_info=problem)
     first, *traceback = captured_log.lines
     assert first.endswith("conductor.test: a host=h1") and traceback[-1] == "KeyError: 'x'"
 
