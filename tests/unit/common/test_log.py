@@ -75,7 +75,7 @@ def test_json_log_cuts_long_values_and_escapes_line_breaks() -> None:
     assert (len(members["path"]), len(members["name"])) == (log.MAX_VALUE_CHARS,) * 2
 
 
-def test_json_log_writes_values_that_json_cannot_represent() -> None:
+def test_json_log_writes_values_outside_of_json() -> None:
     captured_log = Log(log.JSON)
     captured_log.logger.info(
         "file", path=Path("/a\udcff"), size=10**30, ms=1.5, count=3, whole=True
@@ -197,7 +197,7 @@ def test_errors_with_different_objects_are_all_logged(captured_log: Log) -> None
     assert len(captured_log.lines) == 4
 
 
-def test_events_that_differ_only_in_numbers_are_repetitions(captured_log: Log) -> None:
+def test_events_with_different_numbers_only_are_repetitions(captured_log: Log) -> None:
     captured_log.logger.warning("reports of hosts wait", count=3, problem="busy for 4 s")
     captured_log.logger.warning("reports of hosts wait", count=5, problem="busy for 9 s")
     captured_log.logger.warning("reports of hosts wait", count=5, problem="no room")
@@ -234,7 +234,7 @@ def test_error_caused_outside_the_code_is_logged_without_traceback(captured_log:
     )
 
 
-def test_operators_problem_in_a_field_is_followed_by_its_cause(captured_log: Log) -> None:
+def test_mendable_problem_in_a_field_is_followed_by_its_cause(captured_log: Log) -> None:
     problem = errors.NoStore()
     problem.__cause__ = ConnectionRefusedError(111, "Connection refused")
     captured_log.logger.warning("due actions wait", problem=problem, count=3)
@@ -245,7 +245,7 @@ def test_operators_problem_in_a_field_is_followed_by_its_cause(captured_log: Log
     )
 
 
-def test_problem_of_an_operator_in_the_text_of_a_library_is_recognized(captured_log: Log) -> None:
+def test_mendable_problem_in_the_text_of_a_library_is_recognized(captured_log: Log) -> None:
     for number in range(3):
         captured_log.logger.logger.warning("attempt %d: %s", number, ConnectionError("refused"))
     [line] = captured_log.lines
