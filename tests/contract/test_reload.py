@@ -94,7 +94,7 @@ def test_sighup_http_service_reloads_valid_file_and_keeps_old_when_invalid(proce
     service.await_log("again in_force=metadata.rate needs_restart=metadata.threads\n")
     await_true(service.is_answering, 60, service.log.read_text)
     service.reload("raet = 7\n")
-    service.await_log("the configuration stays as it was, because the file is invalid")
+    service.await_log("the configuration stays as it was, because ")
     assert "[metadata] has no option raet; the nearest is rate" in service.log.read_text()
     await_true(service.is_answering, 60, service.log.read_text)
     service.reload("rate = 8\nthreads = 3\n")
