@@ -10,7 +10,6 @@ Invariant: the file is complete at any moment, and a private key never leaves th
 
 from __future__ import annotations
 
-import logging
 import os
 import time
 from dataclasses import dataclass
@@ -24,8 +23,9 @@ from common.domain.json_types import JsonObject
 from common.rpc.host_credentials import HostCertificatesClient
 from common.security import private_files
 from common.security.certificates import SOON_SECONDS, Certificate, NewKey, ends_at, pem
+from common.service.log import get_logger
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 PERIOD_SECONDS = 3600.0
 BY_HAND = "install a certificate of the cloud's authority by hand (docs/encryption.md)"
 
@@ -82,10 +82,13 @@ class CertificateKeeper:
             if ends_at(str(self._file.path)) - time.time() > SOON_SECONDS:
                 return
             self._file.renew(self._client)
-            log.info("the certificate in %s was replaced", self._file.path)
+            log.info("the certificate of this host was replaced", path=self._file.path)
         except (errors.Problem, OSError, ValueError) as problem:
             log.warning(
-                "the certificate in %s is not renewed: %s; %s", self._file.path, problem, BY_HAND
+                "the certificate of this host is not renewed",
+                path=self._file.path,
+                problem=problem,
+                remedy=BY_HAND,
             )
 
 

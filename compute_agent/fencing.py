@@ -10,13 +10,13 @@ fencing that was interrupted, and after a fencing the host reports another boot 
 
 from __future__ import annotations
 
-import logging
 import threading
 
+from common.service.log import get_logger
 from compute_agent.sync import Agent
 from compute_agent.virt.driver import PAUSED, RUNNING, Driver
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 #: Seconds between two checks of the clock.
 LOOK_SECONDS = 1.0
 
@@ -31,9 +31,9 @@ def power_off(driver: Driver, server: str) -> bool:
         driver.pull_plug(server)
     except Exception:
         log.exception(
-            "the domain of server %s must not run here and could not be powered off; the agent retries, and "
-            "starts no guest until then",
-            server,
+            "the domain of a server must not run on this host and cannot be powered off; the "
+            "agent retries, and starts no guest until then",
+            server=server,
         )
         return False
     return True
@@ -80,9 +80,7 @@ class Fencing:
                 with self._lock:
                     self._agent.end_fencing()
         except Exception:
-            log.exception(
-                "the fencing of this host could not be journalled; the next check retries"
-            )
+            log.exception("the fencing of this host cannot be journalled; the next check retries")
 
     def _running(self) -> list[str] | None:
         """Return the servers with a running or paused guest, or None if the hypervisor fails."""

@@ -7,16 +7,16 @@ restart forgets waiting images. Conductors send them again until an outcome is r
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator
 
 from common.domain import errors
 from common.domain.models import Access, ImageRef
+from common.service.log import get_logger
 from compute_agent.verb_context import Cancelled, VerbContext, VerbFailed
 from compute_agent.virt.driver import Driver
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 Download = Callable[[Access, str], Iterator[bytes]]
 
 
@@ -86,13 +86,13 @@ class Prefetch:
             return None
         except (VerbFailed, errors.Problem) as problem:
             log.warning(
-                "image %s could not be prefetched: %s %s",
-                image.id,
-                problem,
-                getattr(problem, "details", ""),
+                "an image cannot be prefetched",
+                image=image.id,
+                problem=problem,
+                details=getattr(problem, "details", ""),
             )
             return str(problem)
         except Exception:
-            log.exception("image %s could not be prefetched", image.id)
+            log.exception("an image cannot be prefetched", image=image.id)
             return "The host failed unexpectedly; its log says more."
         return ""

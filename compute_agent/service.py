@@ -9,7 +9,6 @@ commands and queries. All threads share one ``Agent`` behind one lock.
 from __future__ import annotations
 
 import dataclasses
-import logging
 import random
 import threading
 import time
@@ -33,7 +32,7 @@ from common.rpc.host_link import HostSide
 from common.security import tls
 from common.security.host_keys import OwnKeys
 from common.service import service, tracing
-from common.service.log import event, request_id
+from common.service.log import get_logger, request_id
 from common.service.metrics import COMMAND_SECONDS, COMMANDS, EXCHANGE_SECONDS, LEASED, SILENCE
 from compute_agent import assembly, certificate, verbs
 from compute_agent.consoles.consoles import Consoles
@@ -47,7 +46,7 @@ from compute_agent.verb_context import ImageWriter, VerbContext
 from compute_agent.virt import machine
 from compute_agent.virt.driver import Driver
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 #: Bounds of the random time between two periodic exchanges.
 EXCHANGE_PERIOD_SECONDS = (4.5, 5.0)
 #: Timeouts for an answer, by the number of failures before. The last holds for further failures.
@@ -202,12 +201,12 @@ class AgentProcess:
             hanging_work = self._agent.take_hanging()
         for work in hanging_work:
             log.error(
-                "%s of server %s gives no sign of life (%s): the hypervisor or its storage hangs. See libvirt's "
-                "log, virsh domjobinfo and the disks of this host. Commands of other servers continue, further "
-                "commands of this server wait.",
-                work.command.verb,
-                work.command.server,
-                work.progress,
+                "a command gives no sign of life, because the hypervisor or its storage hangs: "
+                "see libvirt's log, virsh domjobinfo and the disks of this host. Further "
+                "commands of this server wait, commands of other servers continue",
+                verb=work.command.verb,
+                server=work.command.server,
+                progress=work.progress,
             )
             if not work.verb.waits_for_guest:
                 self._begin("worker-more", self.carry_out)
@@ -220,7 +219,9 @@ class AgentProcess:
         """
         is_off = power_off(self._driver, server)
         if is_off:
-            log.info("the domain of server %s, which must not run here, is off", server)
+            log.info(
+                "the domain of a server, which must not run on this host, is off", server=server
+            )
         else:
             self._stop.wait(1.0)
         with self._work:
@@ -242,9 +243,9 @@ class AgentProcess:
             result = verbs.run(self._journal, self._tools(work), work.command, work.verb)
         except Exception:
             log.exception(
-                "%s of server %s could not be journalled; check the disk of state_dir",
-                work.command.verb,
-                work.command.server,
+                "a command cannot be journalled; check the disk of state_dir",
+                verb=work.command.verb,
+                server=work.command.server,
             )
         finally:
             _log_command(work.command, result, time.monotonic() - began)
@@ -321,9 +322,7 @@ class AgentProcess:
                     next_request_at = time.monotonic() + random.uniform(*EXCHANGE_PERIOD_SECONDS)  # noqa: S311 - needs no cryptography
             except errors.Problem as problem:
                 failures += 1
-                log.warning(
-                    "the exchange with a conductor failed (%d in a row): %s", failures, problem
-                )
+                log.warning("the exchange with a conductor failed", count=failures, problem=problem)
                 self._stop.wait(min(failures, 3) * random.uniform(0.1, 0.3))  # noqa: S311 - needs no cryptography
             except Exception:
                 failures += 1
@@ -492,7 +491,7 @@ def _log_command(command: Command, result: Result | None, seconds: float) -> Non
         "request": command.request_id,
         "why": result.error if result else None,
     }
-    event(log, "command", **parts)
+    log.info("command", **parts)
     if tracing.spans:
         tracing.command(parts, command.key.attempt)
     COMMANDS.add(command.verb, result.status if result else "again")

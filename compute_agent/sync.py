@@ -12,7 +12,6 @@ directly.
 from __future__ import annotations
 
 import hashlib
-import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -34,11 +33,12 @@ from common.domain.models import (
 from common.domain.statuses import ResultStatus
 from common.domain.verbs import Controlled, ControlMigration, UnknownVerb, Verb, decode, power_state
 from common.domain.wire import to_wire
+from common.service.log import get_logger
 from compute_agent.journal import Journal
 from compute_agent.verb_context import MAX_DETAILS_CHARS
 from compute_agent.verbs import abort_before_begin
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 #: Length of the lease after an answer. After it the agent starts no guest, and registers again.
 LEASE_SECONDS = 30.0
 #: Rest of the lease that is required when a guest is started.
@@ -177,20 +177,20 @@ class Agent:
         for command in commands:
             if command.session != self.session:
                 log.info(
-                    "%s of server %s is dropped: the command is for session %d, and this is session %d",
-                    command.verb,
-                    command.server,
-                    command.session,
-                    self.session,
+                    "a command for another session of this host is dropped",
+                    verb=command.verb,
+                    server=command.server,
+                    command_session=command.session,
+                    session=self.session,
                 )
             elif str(command.key) not in self._work and str(command.key) not in self._results:
                 try:
                     self._accept(command)
                 except UnknownVerb:
                     log.warning(
-                        "%s of server %s is refused: this agent does not know it",
-                        command.verb,
-                        command.server,
+                        "a command is refused, because this agent does not know its verb",
+                        verb=command.verb,
+                        server=command.server,
                     )
                     self._refuse(
                         command,
@@ -198,7 +198,7 @@ class Agent:
                         FailureReason.UNKNOWN_VERB,
                     )
                 except Exception as problem:
-                    log.exception("command %s cannot be parsed and is refused", command.key)
+                    log.exception("a command cannot be parsed and is refused", command=command.key)
                     self._refuse(
                         command,
                         f"its agent cannot understand the command {command.key}.",

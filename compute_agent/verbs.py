@@ -8,7 +8,6 @@ repeated, except those with ``runs_once``.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -59,6 +58,7 @@ from common.domain.verbs import (
     Verb,
 )
 from common.domain.wire import from_wire, to_wire
+from common.service.log import get_logger
 from compute_agent.journal import Journal
 from compute_agent.verb_context import (
     MAX_DETAILS_CHARS,
@@ -73,9 +73,7 @@ from compute_agent.verb_context import (
 )
 from compute_agent.virt.driver import Driver, VolumeMerge
 
-log = logging.getLogger(__name__)
-#: Log line for a command that has no result and that the conductor will repeat.
-WAITS = "%s of server %s waits: %s"
+log = get_logger(__name__)
 FaultPoint = Callable[[str, str, str], None]
 #: Opens a guest's files at another host: (address of the transfer service, server, secret).
 PeerOpener = Callable[[str, str, str], Peer]
@@ -282,19 +280,19 @@ def run(
     try:
         result = _build_result(command, "done", _data_of(carry_out(tools, command, verb)))
     except Cancelled:
-        log.info("%s of server %s was cancelled", command.verb, command.server)
+        log.info("a command was cancelled", verb=command.verb, server=command.server)
         return None
     except errors.Unavailable as problem:
-        log.warning(WAITS, command.verb, command.server, problem)
+        log.warning("a command waits", verb=command.verb, server=command.server, problem=problem)
         return None
     except Exception as problem:
         if verb.retries_until_done or (
             verb.is_authoritative and not isinstance(problem, VerbFailed)
         ):
             log.exception(
-                "%s of server %s failed; the conductor repeats the command",
-                command.verb,
-                command.server,
+                "a command failed; the conductor repeats it",
+                verb=command.verb,
+                server=command.server,
             )
             return None
         result = _build_failure(command, problem)
@@ -310,7 +308,11 @@ def _build_failure(command: Command, problem: Exception) -> Result:
     """
     if isinstance(problem, VerbFailed):
         log.warning(
-            "%s of server %s failed: %s %s", command.verb, command.server, problem, problem.details
+            "a command failed",
+            verb=command.verb,
+            server=command.server,
+            problem=problem,
+            details=problem.details,
         )
         return _build_result(
             command,
@@ -321,11 +323,13 @@ def _build_failure(command: Command, problem: Exception) -> Result:
             reason=problem.reason,
         )
     if isinstance(problem, errors.Problem):
-        log.warning("%s of server %s failed: %s", command.verb, command.server, problem)
+        log.warning("a command failed", verb=command.verb, server=command.server, problem=problem)
         return _build_result(
             command, "failed", error=problem.text, details=str(problem.__cause__ or "")
         )
-    log.error("%s of server %s failed unexpectedly", command.verb, command.server, exc_info=problem)
+    log.error(
+        "a command failed unexpectedly", verb=command.verb, server=command.server, exc_info=problem
+    )
     return _build_result(
         command,
         "failed",

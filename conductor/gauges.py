@@ -7,12 +7,12 @@ at most once in ``KEEP_SECONDS``. If the database does not answer, these metrics
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from common.domain import errors
+from common.service.log import get_logger
 from common.service.metrics import PREFIX
 from common.store.engine import Store
 from common.store.views import gauges
@@ -20,7 +20,7 @@ from common.store.views import gauges
 if TYPE_CHECKING:
     from prometheus_client import Metric
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 KEEP_SECONDS = 5.0
 
 
@@ -56,7 +56,7 @@ class DatabaseGauges:
             try:
                 self._read = self._store.read(lambda tx: list(gauges.read(tx)))
             except errors.Unavailable as problem:
-                log.warning("metrics of the database are missing: %s", problem)
+                log.warning("metrics of the database are missing", problem=problem)
                 return []
             self._fresh_until = self._monotonic() + KEEP_SECONDS
         return self._read

@@ -11,7 +11,6 @@ parallel.
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -52,6 +51,7 @@ from common.security import image_tickets, tls
 from common.security.image_tickets import MOST, Gateway
 from common.security.vault import Vault
 from common.service import metrics, reload, service
+from common.service.log import get_logger
 from common.service.notification_options import NotificationSettings
 from common.store.engine import Connection, Store
 from common.store.hosts import host_keys, hosts, services
@@ -79,7 +79,7 @@ from conductor.steps.service_clients import (
 )
 from conductor.workflows import WORKFLOWS
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 SWEEP_SECONDS = 1.0
 #: Interval at which threads look for due actions without a wake-up.
 LOOK_SECONDS = 1.0
@@ -154,7 +154,7 @@ class Messages:
             try:
                 access = self.access_for(host, part)
             except errors.Unavailable as problem:
-                log.warning("commands for host %s wait: %s", host, problem)
+                log.warning("commands of a host wait", host=host, problem=problem)
                 return
             self._agents.do(host, part, access)
 
@@ -168,7 +168,7 @@ class Messages:
             try:
                 access = self._gateway.for_reading(host, [image.id for image in part])
             except errors.Unavailable as problem:
-                log.warning("images that host %s must fetch ahead wait: %s", host, problem)
+                log.warning("images that a host must fetch ahead wait", host=host, problem=problem)
                 return
             self._agents.cache_images(host, part, access)
 
@@ -286,7 +286,7 @@ class Conductor:
         try:
             return reply, self._messages.access_for(request.host, reply.commands)
         except errors.Unavailable as problem:
-            log.warning("commands for host %s wait: %s", request.host, problem)
+            log.warning("commands of a host wait", host=request.host, problem=problem)
             return replace(reply, commands=[]), None
 
     def heartbeat(self, beat: Heartbeat) -> HeartbeatAnswer:
@@ -314,7 +314,7 @@ class Conductor:
                 ):
                     pass
             except errors.Unavailable as problem:
-                log.warning("due actions wait: %s", problem)
+                log.warning("due actions wait", problem=problem)
             except Exception:
                 log.exception("a round of the runner failed; the next begins in a second")
             woken.wait(LOOK_SECONDS)
@@ -336,7 +336,7 @@ class Conductor:
             answers = reports.handle(self.engine, [sync for sync, _ in batch])
         except Exception as problem:
             answers = [problem] * len(batch)
-            log.exception("reports could not be processed; the agents repeat them")
+            log.exception("reports cannot be processed; the agents repeat them")
         for (sync, future), answer in zip(batch, answers, strict=True):
             if isinstance(answer, Exception):
                 future.set_exception(
@@ -371,7 +371,7 @@ class Conductor:
                 sweep(self.engine, watch, hosts_heard, hears)
                 self._note_refusals()
             except errors.Unavailable as problem:
-                log.warning("the sweep waits: %s", problem)
+                log.warning("the sweep waits", problem=problem)
                 with self._lock:
                     self._heard_hosts |= hosts_heard
             except Exception:
@@ -397,11 +397,9 @@ class Conductor:
                 ):
                     pass
             except errors.Unavailable as problem:
-                log.warning("pending cleanups wait: %s", problem)
+                log.warning("pending cleanups wait", problem=problem)
             except Exception:
-                log.exception(
-                    "a round of cleanups failed; the next begins in %d seconds", CLEANUP_SECONDS
-                )
+                log.exception("a round of cleanups failed and is repeated", seconds=CLEANUP_SECONDS)
 
     def act_on_hosts(self, actions: HostActions) -> None:
         """Loop until ``close``: advance drains and evacuations of hosts.
@@ -412,7 +410,7 @@ class Conductor:
             try:
                 actions.advance()
             except errors.Unavailable as problem:
-                log.warning("actions on hosts wait: %s", problem)
+                log.warning("actions on hosts wait", problem=problem)
             except Exception:
                 log.exception("a round of the actions on hosts failed; the next begins in a second")
         with suppress(errors.Unavailable):  # Otherwise the leases expire by themselves.
@@ -429,7 +427,7 @@ class Conductor:
                 while sender.send_batch() and not self._stop.is_set():
                     pass
             except errors.Unavailable as problem:
-                log.warning("notifications wait: %s", problem)
+                log.warning("notifications wait", problem=problem)
             except Exception:
                 log.exception("a round of notifications failed; the next begins in a second")
         with suppress(errors.Unavailable):  # Otherwise the lease expires by itself.

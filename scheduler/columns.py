@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Generic, TypeVar, cast
@@ -24,11 +23,12 @@ from numpy.typing import NDArray
 from common.domain.json_types import JsonMapping, JsonObject
 from common.domain.models import Device, HardwareAssignment, NumaNode
 from common.domain.wire import from_wire
+from common.service.log import get_logger
 from common.store.placement.host_states import HostRows, Rows
 from common.store.placement.inventories import MOST
 from scheduler.snapshot import Aggregate, ImageOnHosts, Numbers, Parts, Snapshot, Stock, TraitMasks
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
@@ -333,10 +333,10 @@ class Columns:
                     assignment = from_wire(HardwareAssignment, json.loads(text))
                 except (ValueError, TypeError):
                     log.exception(
-                        "the record of a guest's CPUs and devices on host %s is damaged, so the host's "
-                        "NUMA nodes and devices are not used: %.200s",
-                        base.names[place],
-                        text,
+                        "the record of a guest's CPUs and devices is damaged, so the NUMA nodes "
+                        "and devices of its host are not used",
+                        host=base.names[place],
+                        value=str(text)[:200],
                     )
                     damaged.add(place)
                     continue
@@ -463,7 +463,9 @@ def _parse_object(text: str | None) -> JsonObject:
     try:
         document = json.loads(text) if text else {}
     except ValueError:
-        log.exception("a JSON document about a host is damaged and counts as empty: %.200s", text)
+        log.exception(
+            "a JSON document about a host is damaged and counts as empty", value=str(text)[:200]
+        )
         return {}
     return document if isinstance(document, dict) else {}
 
@@ -477,7 +479,9 @@ def _parse_records(kind: type[T], text: str) -> list[T]:
     try:
         return [from_wire(kind, record) for record in json.loads(text)]
     except (ValueError, TypeError):
-        log.exception("a JSON document about a host is damaged and counts as empty: %.200s", text)
+        log.exception(
+            "a JSON document about a host is damaged and counts as empty", value=str(text)[:200]
+        )
         return []
 
 

@@ -15,7 +15,6 @@ rejects the host.
 from __future__ import annotations
 
 import heapq
-import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import chain
@@ -26,12 +25,13 @@ import numpy as np
 from common.domain import numa
 from common.domain.hardware import Hardware, hardware
 from common.domain.models import Explanation, HardwareAssignment, RequestSpec, Selection
+from common.service.log import get_logger
 from scheduler.filters import Check, Filters
 from scheduler.filters.check import UNLIMITED
 from scheduler.snapshot import Mask, Numbers, Snapshot
 from scheduler.weighers import Weigher, scores
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 #: Hosts with a reason in one selection. The limit keeps the response small.
 MAX_NAMED_HOSTS = 1000
 #: Candidates in an explanation.
@@ -109,7 +109,7 @@ def select(
                 batch_choices = _choose(snapshot, batch, options)
             # A defect in a filter or weigher must not fail the other requests of this call.
             except Exception as problem:
-                log.exception("the selection of a host for server %s failed", batch[0].server)
+                log.exception("the selection of a host for a server failed", server=batch[0].server)
                 batch_choices = [
                     Choice(
                         Selection(

@@ -8,7 +8,6 @@ calls. Apart from its own heartbeat, this process only reads the database.
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable
@@ -25,6 +24,7 @@ from common.rpc import scheduler as scheduler_rpc
 from common.rpc.transport import Transport
 from common.security.broker_names import SCHEDULER
 from common.service import metrics, reload, service
+from common.service.log import get_logger
 from common.service.notification_options import NotificationSettings
 from common.store.engine import Store
 from common.store.hosts import services
@@ -34,7 +34,7 @@ from scheduler.hosts import Hosts, ReadOptions
 from scheduler.proposals import Proposals
 from scheduler.selection import SelectionOptions
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 #: Options whose changes apply at a reload of the configuration, without a restart.
 LIVE = (
     "conductor.max_attempts",
@@ -182,7 +182,7 @@ def _send_heartbeats(store: Store, host: str, stop: threading.Event) -> None:
             store.write(lambda tx: services.beat(tx, [host], Binary.SCHEDULER))
         except errors.Unavailable as problem:
             log.warning(
-                "the heartbeat of this scheduler was not stored, and is repeated: %s", problem
+                "the heartbeat of this scheduler was not stored, and is repeated", problem=problem
             )
         stop.wait(HEARTBEAT_SECONDS)
 

@@ -7,8 +7,10 @@ Property tests use the same examples in each run, regardless of the machine's sp
 
 import gc
 
+import pytest
 from hypothesis import HealthCheck, settings
 
+from common.service.log import TextFormatter
 from tests import statements
 from tests.services import (
     database_url,
@@ -37,6 +39,12 @@ settings.load_profile("rings")
 statements.share()
 #: New objects between two collections. Python's 700 would cost a tenth of the cheap rings' time.
 COLLECT_AFTER_OBJECTS = 20_000
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Show the fields of log lines in the report of a failed test."""
+    if plugin := session.config.pluginmanager.get_plugin("logging-plugin"):
+        plugin.report_handler.setFormatter(TextFormatter())
 
 
 def pytest_collection_finish() -> None:

@@ -10,7 +10,6 @@ being sent, so that a dead service costs its callers no time. keystoneauth is im
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -20,13 +19,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Protocol, TypedDict, 
 from common.domain import errors
 from common.domain.json_types import JsonObject, JsonValue
 from common.service import tracing
-from common.service.log import request_id
+from common.service.log import get_logger, request_id
 
 if TYPE_CHECKING:
     from keystoneauth1.session import Session
     from requests import PreparedRequest, Response
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 #: Failures in a row that open a breaker, and the seconds for which the breaker then stays open.
 FAILURES, PAUSE = 3, 2.0
 #: Upper limit for a service's Retry-After.
@@ -249,7 +248,10 @@ def refuse_plain_text(session: Session, refusal: Callable[[str], str]) -> Sessio
     class Judge(TCPKeepAliveAdapter):
         def send(self, request: PreparedRequest, *arguments: Any, **more: Any) -> Response:  # noqa: ANN401 - passed on unchanged
             if reason := refusal(request.url or ""):
-                log.error("%s", reason)
+                log.error(
+                    "a request to an external service is refused, because it is plain HTTP",
+                    problem=reason,
+                )
                 raise Refused(reason)
             return super().send(request, *arguments, **more)
 

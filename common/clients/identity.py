@@ -10,7 +10,6 @@ is read again every five minutes, while callers continue with the old one.
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable
@@ -24,11 +23,12 @@ from common.clients.http import Breaker, not_registered, refuse_plain_text, requ
 from common.domain import errors
 from common.domain.errors import ConfigError
 from common.security import tls
+from common.service.log import get_logger
 
 if TYPE_CHECKING:
     from keystoneauth1.access import AccessInfo
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 T = TypeVar("T")
 #: Seconds until a service that the catalogue lacks is looked up again.
 KEEP = 60.0
@@ -305,7 +305,11 @@ class IdentityClient:
         except ConfigError as problem:
             if url not in self._logged_urls:
                 self._logged_urls.add(url)
-                log.error("%s", problem)
+                log.error(
+                    "an endpoint of the catalogue is refused, because it is plain HTTP",
+                    service=kind,
+                    problem=problem,
+                )
             raise errors.Unavailable(
                 f"Kilonova refuses the endpoint of {kind} in the catalogue, because it is plain HTTP; "
                 "inform your operator."

@@ -15,7 +15,6 @@ limit".
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections import OrderedDict
@@ -30,8 +29,9 @@ from common.domain import errors
 from common.domain.errors import ConfigError
 from common.domain.json_types import JsonObject
 from common.security import tls
+from common.service.log import get_logger
 
-LOG = logging.getLogger(__name__)
+LOG = get_logger(__name__)
 #: Seconds that a caller waits for limits.
 WAIT = 5.0
 #: Seconds that the identity service has for each answer.
@@ -155,9 +155,9 @@ class UnifiedLimits:
             return limits
         except Exception as problem:
             LOG.warning(
-                "cannot read limits from the identity service: %s: %s",
-                type(problem).__name__,
-                problem,
+                "limits cannot be read from the identity service",
+                kind=type(problem).__name__,
+                problem=problem,
             )
             raise
         finally:

@@ -16,7 +16,6 @@ token is sent.
 from __future__ import annotations
 
 import json
-import logging
 import queue
 import re
 import threading
@@ -34,11 +33,12 @@ from common.domain.errors import ConfigError
 from common.domain.json_types import JsonMapping, JsonObject, JsonValue
 from common.security import tls
 from common.service import config
+from common.service.log import get_logger
 
 if TYPE_CHECKING:
     from keystoneauth1.session import Session
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 GROUP = "vendordata_dynamic_auth"
 STATIC, DYNAMIC = "static", "dynamic"
 AT_ONCE, MOST_TARGETS = 8, 16
@@ -108,10 +108,10 @@ class Dynamic:
             return self._call_with_timeout(target, json.dumps(facts).encode())
         except _Refused as problem:
             log.warning(
-                "vendor data of %s for server %s: %s",
-                target.name,
-                facts.get("instance-id"),
-                problem,
+                "a server gets no vendor data of a target",
+                target=target.name,
+                server=facts.get("instance-id"),
+                problem=problem,
             )
             if self._is_fatal:
                 raise errors.Unavailable(
@@ -313,7 +313,8 @@ def _session(conf: cfg.ConfigOpts) -> Session:
         tls.check_external_url(conf, f"[{GROUP}] auth_url", own.auth_url)
     if auth is None:
         log.warning(
-            "vendor data is requested without a token, because [%s] has no auth_type", GROUP
+            "vendor data is requested without a token: set auth_type in the section of vendor data",
+            section=GROUP,
         )
     return session.Session(
         auth=auth, timeout=LOGIN_SECONDS, verify=False if own.insecure else own.cafile or True

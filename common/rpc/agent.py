@@ -7,7 +7,6 @@ console service and operators' commands send a ``query`` and wait for the answer
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
@@ -18,8 +17,9 @@ from common.domain.text import one_line
 from common.domain.wire import from_wire, to_wire
 from common.rpc.host_link import ControlSide, HostSide
 from common.security.host_keys import Purpose
+from common.service.log import get_logger
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 
 class AgentApi(Protocol):
@@ -99,9 +99,9 @@ def commands_of(contents: Iterable[JsonObject]) -> list[Command]:
             commands.append(from_wire(Command, content))
         except (TypeError, ValueError, AttributeError) as problem:
             log.error(
-                "a faulty command is ignored, and the conductor sends it again: %s: %s",
-                type(problem).__name__,
-                problem,
+                "a faulty command is ignored, and the conductor sends it again",
+                kind=type(problem).__name__,
+                problem=problem,
             )
     return commands
 

@@ -8,7 +8,6 @@ lacks: a listener that can be woken, heartbeats on a busy connection, and limits
 from __future__ import annotations
 
 import contextlib
-import logging
 import select
 import socket
 import ssl
@@ -21,8 +20,9 @@ from kombu import exceptions
 from kombu.transport.pyamqp import Transport as AmqpTransport
 
 from common.rpc.broker import BROKEN, LOST_MESSAGES, Channel, Connect, Connection
+from common.service.log import get_logger
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 #: Time limit for sending a message to the broker.
 SEND_SECONDS = 2.0
 #: Maximum seconds between two checks of a connection's heartbeats.
@@ -80,9 +80,9 @@ class Listener:
                         self._serve(connection)
                 except BROKEN as problem:
                     log.warning(
-                        "%s: the connection to the broker failed and is opened again: %s",
-                        self._name,
-                        problem,
+                        "a connection to the broker failed and is opened again",
+                        listener=self._name,
+                        problem=problem,
                     )
                     self.is_ready.clear()
                     self._stop.wait(self._connect.retry_seconds)
@@ -129,7 +129,9 @@ class Listener:
             text = body if isinstance(body, bytes) else str(body).encode()
             take(text, str(message.delivery_info["routing_key"]))
         except Exception:
-            log.exception("%s: a message could not be processed and is lost", self._name)
+            log.exception(
+                "a message from the broker cannot be processed and is lost", listener=self._name
+            )
 
 
 class Sender:
@@ -241,7 +243,7 @@ class Sender:
                 )
                 return bool(ensured())
             except BROKEN as problem:
-                log.info("%s was lost: %s", what, problem)
+                log.info("a message to the broker was lost", target=what, problem=problem)
                 self._connection.collect(socket_timeout=1)
                 self._connection.maybe_switch_next()
                 self._producer.revive(self._connection)

@@ -8,7 +8,6 @@ since the last message. A lost wake-up costs at most the time until the conducto
 
 from __future__ import annotations
 
-import logging
 import threading
 from dataclasses import replace
 from typing import Protocol, TypeVar, cast
@@ -23,8 +22,9 @@ from common.rpc.host_link import ControlSide, HostSide
 from common.rpc.transport import Transport
 from common.security.broker_names import HEARTBEATS, REPORTS
 from common.security.host_keys import NotGenuine
+from common.service.log import get_logger
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 TOPIC = "kilonova-conductor"
 HostMessage = TypeVar("HostMessage", Sync, Heartbeat)
 
@@ -171,7 +171,7 @@ class ConductorClient:
                 self._link.ask(HEARTBEATS, "heartbeat", {"beat": to_wire(beat)}, timeout),
             )
         except errors.Problem as problem:
-            log.info("a heartbeat was not answered, so a report follows: %s", problem)
+            log.info("a heartbeat was not answered, so a report follows", problem=problem)
             return None
 
 

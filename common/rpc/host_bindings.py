@@ -13,15 +13,15 @@ minute.
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Collection, Iterable
 
 from common.domain import errors
 from common.rpc.broker import BROKEN, Channel, Connect
 from common.security.broker_names import exchange
+from common.service.log import get_logger
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 ALL = "#"
 #: Interval at which new hosts get their binding during a quarantine.
 REPEAT_SECONDS = 10.0
@@ -80,11 +80,10 @@ class HostBindings:
                     self._apply(connection.default_channel, quarantined)
             except (*BROKEN, errors.Unavailable) as problem:
                 log.warning(
-                    "The bindings of hosts at the broker could not be changed. The next try is in %g s. "
-                    "If the broker refuses the change, run: kilonova broker add conductor. The error: "
-                    "%s",
-                    seconds,
-                    problem,
+                    "the bindings of hosts at the broker cannot be changed, and the change is "
+                    "tried again; if the broker refuses it, run: kilonova broker add conductor",
+                    seconds=seconds,
+                    problem=problem,
                 )
 
     def _apply(self, channel: Channel, quarantined: Collection[str]) -> None:

@@ -15,7 +15,6 @@ its age (``conductor.hosts.sync_cookies``), and processing a message twice chang
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 import uuid
@@ -45,8 +44,9 @@ from common.security.broker_names import (
     host_queue,
 )
 from common.security.host_keys import AllKeys, Keys, NotGenuine, Purpose
+from common.service.log import get_logger
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 ANSWER = "answer"
 #: The method by which a host requests its queue.
 DECLARE_QUEUE = "declare_queue"
@@ -438,13 +438,13 @@ class ControlSide(_Side):
             self.refusals.count(sender, problem)
             if seconds := self._quarantine.count(sender, size):
                 log.warning(
-                    "host %.80s is in quarantine for %d s: more than %d of its messages came within "
-                    "%d s above its allowance. The broker drops its messages. Look at the host, "
-                    "and give it a new key: kilonova host rotate",
-                    sender,
-                    seconds,
-                    host_bounds.FLOOD_MESSAGES,
-                    host_bounds.FLOOD_SECONDS,
+                    "a host is in quarantine, because it sends too many messages above its "
+                    "allowance, and the broker drops its messages: look at the host, and give it "
+                    "a new key: kilonova host rotate",
+                    host=sender[:80],
+                    seconds=seconds,
+                    messages=host_bounds.FLOOD_MESSAGES,
+                    period_seconds=host_bounds.FLOOD_SECONDS,
                 )
                 escape()
             return False
@@ -486,7 +486,9 @@ class ControlSide(_Side):
         except NotGenuine as problem:
             self.refusals.count(claimed_host(body), problem)
         except errors.Problem as problem:
-            log.warning("a message of host %.80s is dropped: %s", claimed_host(body), problem)
+            log.warning(
+                "a message of a host is dropped", host=claimed_host(body)[:80], problem=problem
+            )
 
     def _declare_queue_of(self, header: Header, came_at: float) -> None:
         """Declare the queue of the host that requested it with the message of this header.
@@ -506,10 +508,10 @@ class ControlSide(_Side):
                 if getattr(problem, "reply_code", None) != host_queues.ACCESS_REFUSED:
                     raise
                 log.warning(
-                    "the conductors have no permission to declare the queue %s, so its host cannot "
-                    "be reached; run: kilonova broker add conductor. The broker answered: %s",
-                    queue,
-                    problem,
+                    "the conductors have no permission to declare the queue of a host, so the "
+                    "host cannot be reached; run: kilonova broker add conductor",
+                    queue=queue,
+                    problem=problem,
                 )
 
         self._declaring.run(f"the declaration of {queue}", declare)

@@ -8,7 +8,6 @@ that is sealed with a key of the host (``common.security.host_keys``). The seal 
 from __future__ import annotations
 
 import json
-import logging
 import threading
 import time
 import uuid
@@ -18,8 +17,9 @@ from dataclasses import dataclass
 from common.domain.json_types import JsonObject
 from common.security.host_keys import HostKey, Keys, NotGenuine, Purpose
 from common.service import metrics
+from common.service.log import get_logger
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 MOST_BYTES = 16 * 1024 * 1024
 _HEADER_MOST_BYTES = 2048
 COMPLAIN_SECONDS = 60.0
@@ -144,10 +144,10 @@ class Refusals:
             if len(self._logged) > REMEMBERED:
                 self._logged.popitem(last=False)
         log.warning(
-            "a message in the name of host %.80s is refused (%d so far): %s",
-            host,
-            self.counted[host],
-            why,
+            "a message in the name of a host is refused",
+            host=host[:80],
+            count=self.counted[host],
+            problem=why,
         )
 
     def take(self) -> Counter[str]:

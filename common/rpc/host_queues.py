@@ -8,7 +8,6 @@ process that calls hosts has a queue for their answers.
 
 from __future__ import annotations
 
-import logging
 import uuid
 
 from kombu.transport.pyamqp import Transport as AmqpTransport
@@ -16,8 +15,9 @@ from kombu.transport.pyamqp import Transport as AmqpTransport
 from common.rpc.broker import Channel, Connection
 from common.security.broker_names import ANSWERS, answers_queue, exchange, host_queue, join_queue
 from common.security.host_keys import Purpose
+from common.service.log import get_logger
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 #: Time after which the broker removes an unread queue of a host.
 FORGOTTEN_SECONDS = 3600
 #: Maximum number of messages that wait for a host.
@@ -50,7 +50,7 @@ def declare(connection: Connection, queue: str) -> None:
             except AmqpTransport.channel_errors as problem:
                 if not deletes or getattr(problem, "reply_code", None) != PRECONDITION_FAILED:
                     raise
-        log.warning("the queue %s has wrong arguments, and is deleted and declared again", queue)
+        log.warning("a queue with wrong arguments is deleted and declared again", queue=queue)
         with connection.channel() as channel:
             channel.queue_delete(queue)
 

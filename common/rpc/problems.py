@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 
 from common.domain import errors
 from common.domain.json_types import JsonMapping, JsonObject, JsonValue
+from common.service.log import get_logger
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 
 def run_method(
@@ -31,7 +31,10 @@ def run_method(
     except errors.Problem as problem:
         return {"problem": type(problem).__name__, "text": problem.text}
     except Exception:
-        log.exception("%s failed unexpectedly", getattr(function, "__qualname__", function))
+        log.exception(
+            "a call of another process failed unexpectedly",
+            method=getattr(function, "__qualname__", function),
+        )
         return {"problem": "Problem", "text": errors.Problem().text}
 
 

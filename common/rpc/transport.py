@@ -27,8 +27,9 @@ from common.domain.json_types import JsonObject, JsonValue
 from common.rpc import broker
 from common.rpc.problems import result, run_method
 from common.security.broker_names import CALLS, CONDUCTOR, reply_queue
+from common.service.log import get_logger
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 CONTROL_EXCHANGE = CALLS
 Sent = TypeVar("Sent")
 #: Minimum seconds between two replacements of a dead channel, each of which may take some seconds.
@@ -104,7 +105,13 @@ class Transport:
             )
         except LOST as problem:
             broker.LOST_MESSAGES.add("services")
-            log.debug("cast %s to %s/%s was lost: %s", method, topic, server, problem)
+            log.debug(
+                "a message to another process was lost",
+                method=method,
+                topic=topic,
+                receiver=server,
+                problem=problem,
+            )
             return False
         return True
 
@@ -164,7 +171,7 @@ class Transport:
         try:
             self._client("kilonova-nobody", None, 1).call({}, "open")
         except LOST as problem:
-            log.debug("the reply queue is open: %s", problem)
+            log.debug("the reply queue is open", problem=problem)
         self._has_replies.set()
 
     def _try_send(self, send: Callable[[int], Sent]) -> Sent:
@@ -181,7 +188,7 @@ class Transport:
         except oslo_messaging.MessageDeliveryFailure as problem:
             if not _has_dead_channel(problem) or time.monotonic() < self._mends_after:
                 raise
-            log.warning("a channel to the broker is dead, and is replaced: %s", problem)
+            log.warning("a channel to the broker is dead, and is replaced", problem=problem)
         try:
             return send(1)
         finally:

@@ -71,8 +71,8 @@ def configured(conf: cfg.ConfigOpts) -> Tickets:
     secret = conf.image_gateway.ticket_secret
     if not secret.strip(", "):
         log.warning(
-            "every process with [DEFAULT] secret_key can make tickets for images: set [image_gateway] "
-            "ticket_secret for conductors and image gateways"
+            "every process with [DEFAULT] secret_key can make tickets for images: set "
+            "[image_gateway] ticket_secret for conductors and image gateways"
         )
         secret = conf.secret_key
     return Tickets(Vault(secret))

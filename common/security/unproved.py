@@ -104,5 +104,5 @@ def _end(connection: socket.socket) -> None:
     try:
         connection.shutdown(socket.SHUT_RDWR)
     except OSError as error:
-        log.debug("a connection was already closed: %s", error)
+        log.debug("a connection was already closed", extra={"parts": {"problem": error}})
     connection.close()

@@ -2,9 +2,10 @@
 """Logging: one line per event to standard error.
 
 systemd or the supervisor collects the lines.
-Under systemd each line begins with its priority, which the journal reads (sd-daemon(3)). ``event``
-logs a message with fields. As text they follow the message as name=value, as JSON they are members
-of the object. A repeated problem is logged once a minute (``common.service.log_repeats``).
+Under systemd each line begins with its priority, which the journal reads (sd-daemon(3)). A call of
+``EventLogger`` has a constant text and fields. As text the fields follow the message as name=value,
+as JSON they are members of the object. A repeated problem is logged once a minute
+(``common.service.log_repeats``).
 Libraries that log every connection are limited to warnings. Values of secret options never reach a
 log, because no code here prints the configuration.
 """
@@ -16,18 +17,23 @@ import os
 import re
 import sys
 import time
+from collections.abc import MutableMapping
 from contextvars import ContextVar
-from typing import TextIO
+from typing import Any, TextIO
 
 import orjson
 
-from common.service.log_repeats import Repeats, without_traceback
+from common.service.log_repeats import Repeats, fields_of, without_traceback
 
 TEXT, JSON = "text", "json"
 _FORMAT = "%(asctime)s %(levelname)s %(process)d %(name)s: %(message)s"
 _JOURNAL_FORMAT = "%(levelname)s %(name)s: %(message)s"  # The journal adds the other fields.
 _PLAIN = re.compile(r"[\x21\x23-\x5b\x5d-\x7e]{1,500}\Z")  # Values that need no quotes.
 MAX_VALUE_CHARS = 500
+#: JSON with larger integers is refused by orjson.
+_JSON_INT_LIMIT = 1 << 63
+#: Keywords of a log call that are not fields.
+_LOGGING = frozenset(("exc_info", "stack_info", "stacklevel", "extra"))
 _QUIET = (
     "amqp",
     "kombu",
@@ -63,10 +69,29 @@ def start(level: str = "INFO", form: str = TEXT) -> None:
         logging.getLogger(name).setLevel(max(logging.WARNING, logging.getLevelName(level)))
 
 
-def event(logger: logging.Logger, message: str, level: int = logging.INFO, **parts: object) -> None:
-    """Log an event with fields. Fields that are None or "" are left out."""
-    if logger.isEnabledFor(level):
-        logger.log(level, message, extra={"parts": parts})
+class EventLogger(logging.LoggerAdapter[logging.Logger]):
+    """Logs events: a constant text, and each further keyword as a field.
+
+    For example, ``log.warning("commands of a host wait", host=host, problem=problem)``. Fields that
+    are None or "" are left out. A field that is an exception is shown as the first line of its
+    text.
+    """
+
+    def process(
+        self,
+        msg: Any,  # noqa: ANN401 - passed on unchanged
+        kwargs: MutableMapping[str, Any],
+    ) -> tuple[Any, MutableMapping[str, Any]]:
+        """Move the fields of a call into the attribute ``parts`` of its record."""
+        options = {name: kwargs[name] for name in kwargs if name in _LOGGING}
+        fields = {name: kwargs[name] for name in kwargs if name not in _LOGGING}
+        options["extra"] = {**(options.get("extra") or {}), "parts": fields}
+        return msg, options
+
+
+def get_logger(name: str) -> EventLogger:
+    """Return the logger of a module for events with fields."""
+    return EventLogger(logging.getLogger(name))
 
 
 class LogHandler(logging.StreamHandler[TextIO]):
@@ -110,8 +135,8 @@ def is_journal_stream(stream: TextIO) -> bool:
 class TextFormatter(logging.Formatter):
     """Formats a record as text with its fields as name=value."""
 
-    def __init__(self, is_journal: bool = False) -> None:
-        super().__init__(_JOURNAL_FORMAT if is_journal else _FORMAT)
+    def __init__(self, is_journal: bool = False, form: str = "") -> None:
+        super().__init__(form or (_JOURNAL_FORMAT if is_journal else _FORMAT))
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         """Return the formatted line with the record's fields appended as NAME=VALUE."""
@@ -136,7 +161,7 @@ class JsonFormatter(logging.Formatter):
             "process": record.process,
             "logger": record.name,
             "message": record.getMessage(),
-            **_parts(record),
+            **{name: _member(part) for name, part in _parts(record).items()},
         }
         if record.exc_info:
             members["exception"] = self.formatException(record.exc_info)
@@ -170,8 +195,8 @@ def _parts(record: logging.LogRecord) -> dict[str, object]:
 
     Without a field ``request``, add the id of this thread's request, if any.
     """
-    fields: dict[str, object] = getattr(record, "parts", {})
-    parts = {name: part for name, part in fields.items() if part is not None and part != ""}
+    fields = fields_of(record).items()
+    parts = {name: part for name, part in fields if part is not None and part != ""}
     if "request" not in parts and (request := request_id.get()):
         parts["request"] = request
     return parts
@@ -190,3 +215,18 @@ def _value(part: object) -> str:
     if _PLAIN.match(text):
         return text
     return '"' + text[:MAX_VALUE_CHARS].encode("unicode_escape").decode().replace('"', '\\"') + '"'
+
+
+def _member(part: object) -> object:
+    """Return a field as a member of a JSON object.
+
+    Numbers stay numbers. Every other field is its text, cut to ``MAX_VALUE_CHARS``.
+    """
+    if isinstance(part, float) or (isinstance(part, int) and abs(part) < _JSON_INT_LIMIT):
+        return part
+    return str(part)[:MAX_VALUE_CHARS].encode(errors="backslashreplace").decode()
+
+
+if logging.lastResort is not None:
+    # Commands do not call ``start``. Their warnings have fields, too.
+    logging.lastResort.setFormatter(TextFormatter(form="%(message)s"))

@@ -4,7 +4,7 @@
 Problems that an operator can fix are logged without a traceback. These are external services,
 brokers or databases that do not answer or refuse the password. All lines about one of these count
 as the same problem, whichever module logs them. Other warnings and errors are the same if their
-texts are equal apart from numbers.
+texts and fields are equal apart from numbers.
 """
 
 from __future__ import annotations
@@ -72,42 +72,54 @@ def _causes(problem: BaseException) -> Iterator[BaseException]:
 def without_traceback(record: logging.LogRecord) -> logging.LogRecord:
     """Return a copy of the record without traceback if an operator can fix the cause.
 
-    The cause is looked for (``mendable``) in the logged exception and in arguments that are
-    exceptions. The first lines of the cause and of its root cause are appended to the message,
-    unless they are in the message already. The attribute ``trouble`` identifies the problem.
-    Records without such a cause, and records below WARNING, are returned unchanged.
+    The cause is looked for (``mendable``) in the logged exception, and in arguments and fields that
+    are exceptions. The first lines of the cause and of its root cause become the field ``cause``,
+    unless they are in the message or in another field. The attribute ``trouble`` identifies the
+    problem. Records without such a cause, and records below WARNING, are returned unchanged.
     """
     problems = _problems_in(record)
     cause = next((cause_found for problem in problems if (cause_found := mendable(problem))), None)
     if cause is None or record.levelno < logging.WARNING:
         return record
     *_, root = _causes(cause)
-    text = record.getMessage()
-    for problem in (cause, root):
-        words = _first_line(problem)
-        if words and words not in text:
-            text = f"{text}: {words}"
+    message, parts = record.getMessage(), fields_of(record)
+    shown, missing = [message, *map(str, parts.values())], []
+    for words in (first_line(cause)[:MAX_CAUSE_CHARS], first_line(root)[:MAX_CAUSE_CHARS]):
+        if not any(words in text for text in shown):
+            missing.append(words)
+            shown.append(words)
     line = copy.copy(record)
-    line.msg, line.args, line.exc_info, line.exc_text = text, None, None, None
-    line.trouble = (type(cause).__name__, _without_numbers(_first_line(cause)))
+    line.msg, line.args, line.exc_info, line.exc_text = message, None, None, None
+    line.parts = {**parts, "cause": ": ".join(missing)} if missing else parts
+    line.trouble = (type(cause).__name__, _without_numbers(first_line(cause)[:MAX_CAUSE_CHARS]))
     return line
 
 
 def _problems_in(record: logging.LogRecord) -> list[BaseException]:
     arguments = record.args if isinstance(record.args, tuple) else ()
     raised = record.exc_info[1] if record.exc_info else None
-    return [problem for problem in (raised, *arguments) if isinstance(problem, BaseException)]
+    values = (raised, *arguments, *getattr(record, "parts", {}).values())
+    return [problem for problem in values if isinstance(problem, BaseException)]
 
 
-def _first_line(problem: BaseException) -> str:
-    """Return the first line of an exception's text, at most ``MAX_CAUSE_CHARS`` characters.
+def first_line(problem: BaseException) -> str:
+    """Return the first line of an exception's text.
 
     Return the name of the exception's type if the text is empty.
 
     Why: a database library adds lines with values of the statement.
     """
     lines = str(problem).strip().splitlines()
-    return (lines[0] if lines else type(problem).__name__)[:MAX_CAUSE_CHARS]
+    return lines[0] if lines else type(problem).__name__
+
+
+def fields_of(record: logging.LogRecord) -> dict[str, object]:
+    """Return the record's fields. An exception becomes the first line of its text."""
+    parts: dict[str, object] = getattr(record, "parts", {})
+    return {
+        name: first_line(part) if isinstance(part, BaseException) else part
+        for name, part in parts.items()
+    }
 
 
 def _without_numbers(text: str) -> str:
@@ -174,8 +186,9 @@ def _key(record: logging.LogRecord) -> object:
     if record.name.partition(".")[0] not in _OWN:
         # Libraries log ids of connections, which differ for each attempt.
         text = _IDS.sub("#", text)
+    parts = tuple((name, _without_numbers(str(part))) for name, part in fields_of(record).items())
     kind = record.exc_info[0] if record.exc_info else None
-    return record.name, record.levelno, text, kind
+    return record.name, record.levelno, text, parts, kind
 
 
 def _add_count(record: logging.LogRecord, more: int) -> logging.LogRecord:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import atexit
 import errno
-import logging
 import os
 import shutil
 import tempfile
@@ -23,13 +22,14 @@ from typing import TYPE_CHECKING, Any
 from oslo_config import cfg
 
 from common.security.certificates import ends_at
+from common.service.log import get_logger
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
     from prometheus_client import Metric as Family
     from prometheus_client.registry import Collector
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 PREFIX = "kilonova_"
 _making = threading.Lock()
 #: The variable of prometheus-client for the folder with the workers' metrics.
@@ -235,7 +235,11 @@ class CertificateGauge:
         try:
             left = ends_at(self._path) - time.time()
         except (OSError, ValueError) as problem:
-            log.warning("[tls] cert_file %s: %s", self._path, problem)
+            log.warning(
+                "the end of a certificate cannot be read; see [tls] cert_file",
+                path=self._path,
+                problem=problem,
+            )
             return
         yield GaugeMetricFamily(PREFIX + name, about, value=left)
 
@@ -340,13 +344,13 @@ def serve() -> None:
             if problem.errno != errno.EADDRINUSE:
                 break
         else:
-            log.info("metrics are read at %s port %d", _served.address, port)
+            log.info("metrics are served", address=_served.address, port=port)
             return
     log.error(
-        "no metrics: %s port %s cannot be listened on: %s; see [prometheus]",
-        _served.address,
-        ", ".join(map(str, _served.ports)),
-        last,
+        "metrics cannot be served, because the port cannot be opened; see [prometheus]",
+        address=_served.address,
+        ports=", ".join(map(str, _served.ports)),
+        problem=last,
     )
 
 

@@ -8,7 +8,6 @@ Modules register options that can change at run time with ``takes``.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable
 from fnmatch import fnmatchcase
 
@@ -16,8 +15,9 @@ from oslo_config import cfg
 
 from common.domain import errors
 from common.service import config, config_file, log
+from common.service.log import get_logger
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 #: Sections that all processes read.
 OF_ALL = ("DEFAULT", "log", "prometheus", "tls", "tracing")
 #: The other sections that each process reads. Changes in other sections do not concern it.
@@ -84,7 +84,9 @@ def again(process: str, *after_a_restart: str) -> None:
     try:
         changed = [name for name in config.reread(process) if _section(name) in _sections(process)]
     except errors.ConfigError as problem:
-        logger.error("the configuration stays as it was: %s", problem)
+        logger.error(
+            "the configuration stays as it was, because the file is invalid", problem=problem
+        )
         return
     changed += sorted(_refused.difference(changed))
     _refused.clear()
@@ -94,7 +96,11 @@ def again(process: str, *after_a_restart: str) -> None:
             try:
                 then(config.CONF)
             except errors.ConfigError as problem:
-                logger.error("%s stays as it was: %s", ", ".join(options), problem)
+                logger.error(
+                    "options stay as they were, because the new values are refused",
+                    options=", ".join(options),
+                    problem=problem,
+                )
                 _refused.update(names)
     live_options = [option for options, _ in _callbacks for option in options]
     needs_restart = [
@@ -106,10 +112,10 @@ def again(process: str, *after_a_restart: str) -> None:
     in_force = [name for name in changed if name not in needs_restart and name not in _refused]
     refused = [name for name in changed if name in _refused]
     logger.info(
-        "the configuration was read again; in force: %s%s; after a restart: %s",
-        ", ".join(in_force) or "nothing new",
-        f"; refused: {', '.join(refused)}" if refused else "",
-        ", ".join(needs_restart) or "nothing more",
+        "the configuration was read again",
+        in_force=", ".join(in_force),
+        refused=", ".join(refused),
+        needs_restart=", ".join(needs_restart),
     )
 
 

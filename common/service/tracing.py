@@ -34,13 +34,14 @@ from common.domain.errors import ConfigError
 from common.domain.json_types import JsonMapping
 from common.domain.statuses import ActionState, ResultStatus, StepEvent
 from common.security import tls
+from common.service.log import get_logger
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
     from opentelemetry.sdk.trace.export import SpanExporter
     from opentelemetry.trace import Link, Tracer
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 NOT_INSTALLED = "[tracing] enabled needs OpenTelemetry: pip install 'kilonova[tracing]'"
 #: Seconds for one attempt to send spans, with its retries, and for the last spans of a process.
 SEND_SECONDS, END_SECONDS = 5.0, 2.0
@@ -406,11 +407,10 @@ def otlp_exporter(endpoint: str, verify: bool | str, seconds: float = SEND_SECON
             except Exception as problem:  # noqa: BLE001
                 last_words.text = f"{type(problem).__name__}: {problem}"[:200]
             log.warning(
-                "%d spans were not sent to %s (%s); check that a collector runs there, or set [tracing] "
-                "enabled = false",
-                len(spans),
-                endpoint,
-                last_words.text,
+                "spans were not sent; check that a collector runs at the endpoint, or set [tracing] enabled = false",
+                count=len(spans),
+                endpoint=endpoint,
+                problem=last_words.text,
             )
             return SpanExportResult.FAILURE
 

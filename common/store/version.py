@@ -10,7 +10,6 @@ Invariant: alembic is not imported, because only upgrades need it.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable
 from functools import cache
@@ -20,9 +19,10 @@ from typing import Any
 import sqlalchemy as sa
 
 from common.domain import errors
+from common.service.log import get_logger
 from common.store.engine import Store
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 #: Seconds between two checks of a waiting process.
 PAUSE = 2.0
 
@@ -55,7 +55,9 @@ def guard(store: Store) -> Store:
         found = _read_version(connection, store.engine.dialect.dbapi)
         if found == find_needed():
             if said[0] != found:
-                log.info("the database has version %s now: the service continues", found)
+                log.info(
+                    "the database has the needed version now: the service continues", version=found
+                )
             said[0] = found
             return
         connection.close()
@@ -64,7 +66,11 @@ def guard(store: Store) -> Store:
             f"waits for it. {remedy(found)}"
         )
         if said[0] != found:
-            log.error("%s", refusal)
+            log.error(
+                "the database has another version than this service needs, so the service waits",
+                version=found,
+                problem=refusal,
+            )
         said[0] = found
         raise refusal
 
@@ -100,6 +106,6 @@ def await_version(store: Store, pause: Callable[[float], None] = time.sleep) -> 
             return
         except errors.NoStore as problem:
             if not said and not isinstance(problem, errors.WrongSchema):
-                log.error("waiting for the database: %s", problem)
+                log.error("the service waits for the database", problem=problem)
                 said = True
         pause(PAUSE)

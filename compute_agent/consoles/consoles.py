@@ -15,7 +15,6 @@ replaces the older one.
 from __future__ import annotations
 
 import hmac
-import logging
 import secrets
 import socket
 import threading
@@ -28,13 +27,14 @@ from common.domain.json_types import JsonObject
 from common.security.tls import Tls
 from common.security.tls_socket import TlsSocket
 from common.security.unproved import Unproved
+from common.service.log import get_logger
 from compute_agent.consoles import relay
 from compute_agent.consoles.direct_consoles import DirectConsoles
 from compute_agent.consoles.relay import Side
 from compute_agent.verb_context import VerbFailed
 from compute_agent.virt.driver import SERIAL, SPICE, VNC
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 KINDS = (VNC, SERIAL, SPICE)
 #: The kind of a direct console in a query. ``DirectConsoles`` serves these.
 DIRECT = "spice-direct"
@@ -196,7 +196,7 @@ class Consoles:
             except OSError as error:
                 # For example, the process has no free file descriptor. This may be temporary.
                 if not self._closed.wait(0.1):
-                    log.warning("a console connection could not be accepted: %s", error)
+                    log.warning("a console connection cannot be accepted", problem=error)
                 continue
             number = self._unproved.add(peer, address)
             threading.Thread(
@@ -225,7 +225,7 @@ class Consoles:
             secret = _read_secret(peer := self._accept_tls(peer))
             session = self._claim_session(peer, secret)
         except (OSError, ValueError) as problem:
-            log.warning("a console connection failed before its session began: %s", problem)
+            log.warning("a console connection failed before its session began", problem=problem)
             session = None
         finally:
             self._unproved.remove(number)
@@ -295,5 +295,5 @@ def _read_secret(peer: Side) -> bytes:
             secret += part
         peer.settimeout(None)
     except OSError as error:
-        log.debug("a console connection ended before its secret: %s", error)
+        log.debug("a console connection ended before its secret", problem=error)
     return secret

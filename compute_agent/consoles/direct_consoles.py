@@ -13,7 +13,6 @@ the guest does not run. Connections from other addresses get no answer.
 from __future__ import annotations
 
 import ipaddress
-import logging
 import socket
 import threading
 import time
@@ -23,12 +22,13 @@ from common.domain import errors
 from common.domain.json_types import JsonObject
 from common.security.tls import Tls
 from common.security.tls_socket import TlsSocket
+from common.service.log import get_logger
 from compute_agent.consoles import relay
 from compute_agent.consoles.relay import Side
 from compute_agent.verb_context import VerbFailed
 from compute_agent.virt.driver import SPICE
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 #: Time for which a port stays open without a connection.
 OFFER_SECONDS = 30.0
 #: Limit of ports of a host.
@@ -184,7 +184,7 @@ class _Port:
         except OSError as error:
             # For example, the process has no free file descriptor. This may be temporary.
             if not self._closed.wait(0.1):
-                log.warning("a direct console connection could not be accepted: %s", error)
+                log.warning("a direct console connection cannot be accepted", problem=error)
             return None
         return peer, address
 
@@ -199,10 +199,10 @@ class _Port:
                 self._peers.append(peer)
         if not is_accepted:
             log.warning(
-                "a direct console connection from %s was refused: the address is not in [spice] "
-                "direct_proxies, or the port has %d connections",
-                address,
-                MAX_CONNECTIONS,
+                "a direct console connection is refused: its address is not in [spice] "
+                "direct_proxies, or the port has too many connections",
+                address=address,
+                max_connections=MAX_CONNECTIONS,
             )
             peer.close()
             return
@@ -226,10 +226,10 @@ class _Port:
                 relay.stay_alive(peer)
                 relay.join(peer, guest, "direct-channel-back")
         except VerbFailed as problem:
-            log.info("the port of a direct console is closed: %s", problem)
+            log.info("the port of a direct console is closed", problem=problem)
             self.close()
         except (OSError, ValueError) as problem:
-            log.warning("a direct console's connection failed: %s", problem)
+            log.warning("a direct console's connection failed", problem=problem)
         finally:
             peer.close()
             with self._lock:

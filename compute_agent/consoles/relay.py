@@ -8,13 +8,13 @@ Invariant: sockets block, so that a slow reader slows down the writer and no dat
 
 from __future__ import annotations
 
-import logging
 import socket
 import threading
 
 from common.security.tls_socket import TlsSocket
+from common.service.log import get_logger
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 CHUNK_BYTES = 64 * 1024
 Side = socket.socket | TlsSocket
 
@@ -37,7 +37,7 @@ def _copy(source: Side, target: Side) -> None:
         while data := source.recv(CHUNK_BYTES):
             target.sendall(data)
     except OSError as error:
-        log.debug("a console ended: %s", error)
+        log.debug("a console ended", problem=error)
     shut(source)
     shut(target)
 

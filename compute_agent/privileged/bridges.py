@@ -65,7 +65,10 @@ class BridgeHelper:
             except OSError as error:
                 refusal = str(error)
             if refusal:
-                LOG.warning("kilonova-bridges did not make the bridge %s: %s", name, refusal)
+                LOG.warning(
+                    "kilonova-bridges did not make a bridge",
+                    extra={"parts": {"bridge": name, "problem": refusal}},
+                )
 
     def _request(self, name: str) -> str:
         """Request a bridge from the helper, and return the answer as in ``serve``: "" or a refusal.
@@ -85,8 +88,8 @@ class BridgeHelper:
 def serve(where: socket.socket) -> None:
     """Call ``make`` for the name from each caller, one after the other, until the process ends.
 
-    The answer to the caller is the text of a ``NotMade``, which is also logged. The answer is empty
-    on success and after an OSError.
+    The answer to the caller is the text of a ``NotMade`` or OSError, which is also logged, and
+    empty on success.
 
     Args:
         where: The listening socket.

@@ -16,7 +16,6 @@ import dataclasses
 import errno
 import fcntl
 import json
-import logging
 import os
 import pwd
 import select
@@ -30,11 +29,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from common.domain.json_types import JsonObject
+from common.service.log import get_logger
 from compute_agent.sandbox import landlock
 from compute_agent.sandbox.lockdown import HelperLimits
 from compute_agent.verb_context import Cancelled, VerbContext
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 #: Modules with the functions that helpers run.
 MODULES = ("compute_agent.virt.libvirt.disks.inspector",)
 #: Size of the end of a helper's output that is kept.
@@ -186,9 +186,9 @@ class Helpers:
                 ownership.enter_context(_lend_file(file, user[0])) for file in descriptors
             ):
                 log.warning(
-                    "the owner of files in %s cannot be changed, so %s runs as this process's user",
-                    next(iter(files)).parent,
-                    program[0],
+                    "the owner of files cannot be changed, so a helper program runs as this process's user",
+                    path=next(iter(files)).parent,
+                    program=program[0],
                 )
                 ownership.close()
                 user = None
@@ -419,11 +419,12 @@ def _choose_user(user: str) -> tuple[int, int] | None:
     if _capabilities() & NEEDED_CAPABILITIES != NEEDED_CAPABILITIES:
         log.warning(
             "this process may not change its user: helpers that read images run as the same user, without "
-            "capabilities and network%s",
-            ""
-            if landlock.version()
-            else "; this kernel has no Landlock, so helpers that run programs can open the files of this user",
+            "capabilities and network"
         )
+        if not landlock.version():
+            log.warning(
+                "this kernel has no Landlock, so helpers that run programs can open the files of this process's user"
+            )
         return None
     return entry.pw_uid, entry.pw_gid
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
 import socket
 import time
 from collections.abc import Generator, Iterator
@@ -23,6 +22,7 @@ from typing import TypeVar
 
 from common.domain import errors
 from common.security.tls import Tls
+from common.service.log import get_logger
 from compute_agent.transfer.frames import (
     DATA,
     END,
@@ -39,7 +39,7 @@ from compute_agent.transfer.frames import (
 )
 from compute_agent.verb_context import Part, Peer, VerbFailed
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 Kind = TypeVar("Kind")
 #: Seconds: timeout to connect, time without a frame after which an interruption is final, and pause
 #: between two attempts.
@@ -154,13 +154,12 @@ class _Peer:
                 if time.monotonic() > deadline:
                     raise
                 log.info(
-                    "the transfer of %s of server %s from %s:%d resumes at byte %d: %s",
-                    name or "the list of files",
-                    self._server,
-                    self._host,
-                    self._port,
-                    at,
-                    problem,
+                    "a transfer resumes",
+                    file=name or "the list of files",
+                    server=self._server,
+                    peer=f"{self._host}:{self._port}",
+                    offset=at,
+                    problem=problem,
                 )
                 time.sleep(RETRY_SECONDS)
 

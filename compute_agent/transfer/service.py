@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
 import socket
 import ssl
 import threading
@@ -26,6 +25,7 @@ from typing import Protocol
 from common.domain import errors
 from common.security.tls import Tls
 from common.security.unproved import Unproved
+from common.service.log import get_logger
 from compute_agent.transfer.frames import (
     DATA,
     END,
@@ -42,7 +42,7 @@ from compute_agent.transfer.frames import (
 )
 from compute_agent.verb_context import Part, VerbFailed
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 #: Limits of connections that are sent files, and of connections without a valid secret so far.
 MAX_READERS, MAX_UNPROVED = 16, 32
 #: Seconds between two frames while data before the requested start is skipped.
@@ -133,7 +133,9 @@ class TransferService:
             except OSError as error:
                 # For example, the process has no free file descriptor. This may be temporary.
                 if not self._closed.wait(0.1):
-                    log.warning("a connection for a file transfer could not be accepted: %s", error)
+                    log.warning(
+                        "a connection for a file transfer cannot be accepted", problem=error
+                    )
                 continue
             number = self._unproved.add(connection, peer)
             threading.Thread(
@@ -160,7 +162,7 @@ class TransferService:
                 if not self._closed.is_set():
                     self._answer(connection, peer, stranger.close)
             except (TransferInterrupted, TransferCorrupted, OSError, ValueError) as problem:
-                log.warning("a transfer to %s ended: %s", peer, problem)
+                log.warning("a transfer ended early", peer=peer, problem=problem)
             finally:
                 _let_read(connection)
                 with self._lock:
@@ -211,16 +213,22 @@ class TransferService:
             parts = self._driver.parts(request.server, request.secret)
             is_known()
             if request.name:
-                log.info("sending %r of server %s to %s", request.name, request.server, peer)
+                log.info(
+                    "a file of a server is sent",
+                    file=request.name,
+                    server=request.server,
+                    peer=peer,
+                )
             with self._turn():
                 self._give(frames, request, parts)
         except TransferInterrupted:
             raise
         except Exception as problem:
             log.warning(
-                "a transfer to %s failed: %r",
-                peer,
-                problem,
+                "a transfer failed",
+                peer=peer,
+                kind=type(problem).__name__,
+                problem=problem,
                 exc_info=not isinstance(problem, (TransferCorrupted, errors.Problem, VerbFailed)),
             )
             frames.send(FAILURE, data=json.dumps(_failure_payload(problem)).encode())
@@ -311,7 +319,7 @@ def _let_read(connection: socket.socket) -> None:
         connection.shutdown(socket.SHUT_WR)
         connection.recv(MEBIBYTE)
     except (OSError, ValueError) as error:
-        log.debug("a transfer's other side had closed before: %s", error)
+        log.debug("a transfer's other side had closed before", problem=error)
 
 
 def _shut(connection: socket.socket) -> None:

@@ -3,16 +3,15 @@
 
 from __future__ import annotations
 
-import logging
-
 import falcon
 import orjson
 
 from common.domain.json_types import JsonObject
+from common.service.log import get_logger
 from compute_api.http import faults
 from compute_api.http.response import JSON_TYPE
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 KINDS = {
     400: "badRequest",

@@ -13,7 +13,6 @@ attacker cannot set the cookie in advance.
 
 from __future__ import annotations
 
-import logging
 import secrets
 from collections.abc import Iterable
 from urllib.parse import parse_qs, urlsplit
@@ -21,10 +20,11 @@ from urllib.parse import parse_qs, urlsplit
 from websockets.datastructures import Headers
 
 from common.domain import errors
+from common.service.log import get_logger
 from common.store.engine import Store
 from common.store.servers import console_tokens
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 MAX_PARAMETERS = 20
 #: Values of Sec-Fetch-Dest for a page inside another page.
 INSIDE = ("iframe", "frame", "embed", "object")
@@ -67,7 +67,7 @@ class BrowserCookies:
             ):
                 return None
         except errors.Problem as problem:
-            log.warning("a console URL could not be bound to a browser: %s", problem)
+            log.warning("a console URL cannot be bound to a browser", problem=problem)
             return None
         same_site = "SameSite=Strict; Secure" if self._https else "SameSite=Strict"
         # Browsers then store the cookie separately for each embedding page.

@@ -18,7 +18,6 @@ browsers do not report frames. Then every page that links here from another orig
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable
 from http import HTTPStatus
 from pathlib import Path
@@ -29,10 +28,11 @@ from websockets.datastructures import Headers
 from websockets.http11 import Request, Response
 
 from common.domain.console_types import SPICE_PAGE
+from common.service.log import get_logger
 from compute_api.console.browser_cookies import INSIDE, BrowserCookies
 from compute_api.http.health import Health
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 TYPES = {
     ".html": "text/html; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
@@ -92,10 +92,10 @@ class PageServer:
             self._files |= _list_files(spice, SPICE_PAGE.rpartition("/")[0])
         if f"/{SCREEN_PAGE}" not in self._files:
             log.warning(
-                "%s is missing in %s, so VNC consoles cannot be shown: install novnc, or set "
-                "[console] novnc to the folder",
-                SCREEN_PAGE,
-                novnc,
+                "VNC consoles cannot be shown, because their page is missing: install novnc, or "
+                "set [console] novnc to the folder",
+                file=SCREEN_PAGE,
+                path=novnc,
             )
         self._policy = "; ".join(
             (
@@ -132,7 +132,9 @@ class PageServer:
         file = self._files.get(path)
         content = _read_file(file) if file is not None else None
         if file is None and path == f"/{SPICE_PAGE}":
-            log.warning("spice-html5 is missing, so SPICE consoles cannot be shown: %s", _INSTALL)
+            log.warning(
+                "SPICE consoles cannot be shown, because spice-html5 is missing", remedy=_INSTALL
+            )
             return self._build_response(
                 HTTPStatus.NOT_FOUND,
                 f"The console service has no spice-html5: {_INSTALL}.\n".encode(),
@@ -254,6 +256,6 @@ def _read_file(file: Path) -> bytes | None:
         with file.open("rb") as stream:
             content = stream.read(MAX_FILE_BYTES + 1)
     except OSError as error:
-        log.warning("page cannot be read: %s", error)
+        log.warning("a page cannot be read", problem=error)
         return None
     return content if len(content) <= MAX_FILE_BYTES else None

@@ -28,13 +28,14 @@ from common.domain import errors
 from common.security import tls
 from common.security.unproved import origin, to_shed
 from common.service import reload, service
+from common.service.log import get_logger
 from compute_api.console.browser_cookies import BrowserCookies
 from compute_api.console.page_server import PageServer
 from compute_api.console.sessions import ConsoleSessions
 from compute_api.console.token_check import TokenChecker, keystone
 from compute_api.http.health import Dependency, Health
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 #: Intervals between checks of the sessions' records and of their users' tokens.
 RECORD_CHECK_SECONDS, TOKEN_CHECK_SECONDS = 1.0, 20.0
 #: Connections that fetch pages or have not completed the handshake.
@@ -129,7 +130,7 @@ class ConsoleServer:
         try:
             self._listener.shutdown(socket.SHUT_RDWR)
         except OSError as error:
-            log.debug("the listener was closed: %s", error)
+            log.debug("the listener was closed", problem=error)
         self._sessions.close()
         deadline = time.monotonic() + 5
         while len(self._sessions) and time.monotonic() < deadline:
@@ -143,7 +144,7 @@ class ConsoleServer:
             except OSError as error:
                 # For example, no file descriptors are free. This is temporary.
                 if not self._stop.wait(0.1):
-                    log.warning("no connection could be accepted: %s", error)
+                    log.warning("a connection cannot be accepted", problem=error)
                 continue
             self._make_room()
             with self._lock:
@@ -175,7 +176,7 @@ class ConsoleServer:
             # The connection's thread then ends.
             oldest.shutdown(socket.SHUT_RDWR)
         except OSError as error:
-            log.debug("the connection had ended: %s", error)
+            log.debug("the connection had ended", problem=error)
 
     def _check_regularly(self, seconds: float, check: Callable[[], None]) -> None:
         while not self._stop.wait(seconds):
@@ -183,9 +184,12 @@ class ConsoleServer:
                 check()
             except errors.Problem as problem:
                 # The next check repeats this. A guest that ends closes its connection by itself.
-                log.warning("check of the console sessions failed: %s", problem)
+                log.warning(
+                    "the console sessions cannot be checked; the next check follows",
+                    problem=problem,
+                )
             except Exception:
-                log.exception("check of the console sessions failed unexpectedly")
+                log.exception("a check of the console sessions failed unexpectedly")
 
 
 def _select_subprotocol(

@@ -14,7 +14,6 @@ Invariant: no state of a session outlives the process. After a crash users reque
 
 from __future__ import annotations
 
-import logging
 import socket
 import threading
 import time
@@ -31,13 +30,14 @@ from common.domain.errors import ConfigError
 from common.domain.json_types import JsonObject
 from common.security.tls import Tls
 from common.security.tls_socket import TlsSocket
+from common.service.log import get_logger
 from common.store.engine import Store
 from common.store.rows import ConsoleTokenRow
 from common.store.servers import console_tokens
 from compute_api.console.browser_cookies import BrowserCookies, token_of
 from compute_api.console.token_check import TokenChecker
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 CHUNK_BYTES = 64 * 1024
 Side = socket.socket | TlsSocket
 CONNECT_SECONDS = 5.0
@@ -110,7 +110,7 @@ class ConsoleSession:
             for message in self._browser:
                 self._guest.sendall(message.encode() if isinstance(message, str) else message)
         except (OSError, ConnectionClosed) as error:
-            log.debug("a console's session ended: %s", error)
+            log.debug("a console's session ended", problem=error)
         _shut(self._guest)
         back.join()
         self._guest.close()
@@ -120,7 +120,7 @@ class ConsoleSession:
             while data := self._guest.recv(CHUNK_BYTES):
                 self._browser.send(data)
         except (OSError, ConnectionClosed) as error:
-            log.debug("a console's session ended: %s", error)
+            log.debug("a console's session ended", problem=error)
         self._browser.close(*self._end)
 
     def end(self, code: int, text: str) -> None:
@@ -307,13 +307,13 @@ class ConsoleSessions:
             self._open[session] = record.hash
         try:
             log.info(
-                "console %s of server %s opened by user %s",
-                record.kind,
-                record.server_id,
-                record.user_id,
+                "a console is opened",
+                kind=record.kind,
+                server=record.server_id,
+                user=record.user_id,
             )
             session.carry()
-            log.info("console %s of server %s closed", record.kind, record.server_id)
+            log.info("a console is closed", kind=record.kind, server=record.server_id)
         finally:
             with self._lock:
                 del self._open[session]
@@ -336,11 +336,11 @@ class ConsoleSessions:
             guest.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         except (OSError, ConfigError) as error:
             log.warning(
-                "consoles of host %s are unreachable at %s port %s: %s (see [agent] console_host on the host)",
-                record.host,
-                offer["host"],
-                offer["port"],
-                error,
+                "the consoles of a host are unreachable; see [agent] console_host on the host",
+                host=record.host,
+                address=offer["host"],
+                port=offer["port"],
+                problem=error,
             )
             raise SessionRefused(
                 FAILED,
@@ -365,7 +365,9 @@ class ConsoleSessions:
         try:
             self._store.write(lambda tx: console_tokens.forget(tx, token_hash, used_at))
         except errors.Unavailable as problem:
-            log.warning("the row of a closed console session remains until it expires: %s", problem)
+            log.warning(
+                "the row of a closed console session remains until it expires", problem=problem
+            )
 
     def check_records(self) -> None:
         """End the sessions that lost their token row, and extend the rows of the others in time.
@@ -423,7 +425,7 @@ def _refuse(browser: ServerConnection, refusal: BadToken | SessionRefused | erro
     """
     if isinstance(refusal, BadToken):
         log.info(
-            "console refused: the token is unknown, used, expired or revoked, or the server has moved"
+            "a console is refused: the token is unknown, used, expired or revoked, or the server has moved"
         )
         _shut(browser.socket)
         return
@@ -431,7 +433,7 @@ def _refuse(browser: ServerConnection, refusal: BadToken | SessionRefused | erro
         code, text = refusal.code, str(refusal)
     else:
         code, text = BUSY if refusal.retryable else FAILED, refusal.text
-    log.info("console refused: %s", text)
+    log.info("a console is refused", reason=text)
     browser.close(code, text.encode()[:120].decode(errors="ignore"))
 
 

@@ -17,9 +17,10 @@ from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 from common.domain import ids
 from common.service import log, metrics, tracing
+from common.service.log import get_logger
 from compute_api.http.fair_share import ADMISSION, Admission
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 REQUEST, STATE, NOTES = "kilonova.request", "kilonova.state", "kilonova.notes"
 #: Template of the path, set after routing.
 ROUTE = "kilonova.route"
@@ -125,10 +126,9 @@ def _record(environ: WSGIEnvironment, status: str, seconds: float) -> None:
             project=getattr(caller, "project_id", None),
             client=environ.get("HTTP_TRACEPARENT"),
         )
-    log.event(
-        logger,
-        "request",
+    logger.log(
         logging.DEBUG if is_health_check else logging.INFO,
+        "request",
         method=method,
         path=redact_path(environ.get("SCRIPT_NAME", "") + path),
         status=int(status[:3]),

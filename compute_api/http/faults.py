@@ -7,7 +7,6 @@ status 500 without details.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
@@ -15,6 +14,8 @@ from typing import Protocol
 import falcon
 
 from common.domain import errors
+from common.domain.json_types import JsonObject
+from common.service.log import EventLogger
 from compute_api.http import access_log
 from compute_api.http.explanations import cut
 
@@ -57,13 +58,13 @@ def fault_of(problem: BaseException, texts: Mapping[int, str] = TEXTS) -> ApiFau
     return ApiFault(500, errors.Problem().text, {})
 
 
-def log_failure(log: logging.Logger, req: falcon.Request, problem: BaseException) -> None:
+def log_failure(log: EventLogger, req: falcon.Request, problem: BaseException) -> None:
     """Log an error with the request's method, path and id, and the traceback of ``problem``."""
     log.error(
-        "%s %r failed [%s]",
-        req.method,
-        access_log.redact_path(req.path),
-        getattr(req.context, "request_id", "-"),
+        "a request failed unexpectedly",
+        method=req.method,
+        path=access_log.redact_path(req.path),
+        request=getattr(req.context, "request_id", None),
         exc_info=(type(problem), problem, problem.__traceback__),
     )
 
@@ -92,7 +93,7 @@ class TextFaults:
 
     Args:
         log: The logger.
-        refusal: Returns the log text of a refusal.
+        refusal: Returns the fields of the log line of a refusal.
         with_title: The response begins with the title of the status.
         hides_missing: The 404 for a ``Problem`` has no detail, so that a client that guesses cannot
             learn which part of the guess is right.
@@ -100,8 +101,8 @@ class TextFaults:
 
     def __init__(
         self,
-        log: logging.Logger,
-        refusal: Callable[[falcon.Request, errors.Problem], str],
+        log: EventLogger,
+        refusal: Callable[[falcon.Request, errors.Problem], JsonObject],
         *,
         with_title: bool = False,
         hides_missing: bool = False,
@@ -118,7 +119,7 @@ class TextFaults:
     def _handle_refusal(
         self, req: falcon.Request, resp: falcon.Response, problem: errors.Problem, params: object
     ) -> None:
-        self._log.warning("refused %s", self._refusal(req, problem))
+        self._log.warning("a request is refused", **self._refusal(req, problem))
         if problem.status == 404 and self._hides_missing:
             raise falcon.HTTPNotFound
         raise falcon.HTTPError(
@@ -131,7 +132,10 @@ class TextFaults:
         self, req: falcon.Request, resp: falcon.Response, problem: Exception, params: object
     ) -> None:
         self._log.error(
-            "%s %.200r failed", req.method, access_log.redact_path(req.path), exc_info=problem
+            "a request failed unexpectedly",
+            method=req.method,
+            path=access_log.redact_path(req.path)[:200],
+            exc_info=problem,
         )
         raise falcon.HTTPInternalServerError(
             description="Unexpected error. The operator finds details in the service's log."

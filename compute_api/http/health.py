@@ -10,7 +10,6 @@ response only contains error texts that users may see. Further details are logge
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -22,8 +21,9 @@ import orjson
 
 from common.domain import errors
 from common.domain.json_types import JsonObject
+from common.service.log import get_logger
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 ALIVE, READY = "/healthcheck", "/healthcheck/ready"
 KEEP_SECONDS, TIMEOUT_SECONDS = 3.0, 3.0
 Check = Callable[[], object]
@@ -119,7 +119,11 @@ class Health:
                 del self._pending[dependency.name]
             except TimeoutError:
                 failures[dependency.name] = f"no answer in {self._timeout:g} s"
-                log.warning("%s is not ready: %s", dependency.name, failures[dependency.name])
+                log.warning(
+                    "a dependency is not ready",
+                    dependency=dependency.name,
+                    problem=failures[dependency.name],
+                )
         return failures
 
 
@@ -127,10 +131,10 @@ def _check(dependency: Dependency) -> str:
     try:
         dependency.check()
     except errors.Problem as problem:
-        log.warning("%s is not ready: %s", dependency.name, problem)
+        log.warning("a dependency is not ready", dependency=dependency.name, problem=problem)
         return problem.text
     except Exception:
-        log.exception("%s is not ready", dependency.name)
+        log.exception("a dependency is not ready", dependency=dependency.name)
         return "failed; see the log of this process"
     return ""
 

@@ -9,7 +9,6 @@ each other: admin implies manager, manager implies member, member implies reader
 from __future__ import annotations
 
 import functools
-import logging
 import os
 import threading
 from collections.abc import Mapping
@@ -20,9 +19,10 @@ from oslo_config import cfg
 from common.domain import errors
 from common.domain.context import RequestContext
 from common.domain.errors import ConfigError
+from common.service.log import get_logger
 from compute_api.http.policy_rules import RuleSet
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 _IMPLIED = {
     "admin": ("manager", "member", "reader"),
@@ -105,11 +105,13 @@ class Policy:
         try:
             self._stamp = self._read_stamp()
             self._load_rules()
-            logger.info("policy file %s has changed, and the new rules are in force", self._file)
+            logger.info(
+                "the policy file has changed, and the new rules are in force", path=self._file
+            )
         except ConfigError as problem:
             logger.error(
-                "the policy file has changed and is invalid, so the old rules stay in force: %s",
-                problem,
+                "the policy file has changed and is invalid, so the old rules stay in force",
+                problem=problem,
             )
         finally:
             self._reading.release()
@@ -123,7 +125,7 @@ class Policy:
             else policy_file.MergedRules(self._rules.all_defaults, {}, ())
         )
         for warning in merged.warnings:
-            logger.warning(warning)
+            logger.warning("a rule of the policy file needs attention", problem=warning)
         self._enforcer.set_rules(
             {name: policy_file.parse(name, check) for name, check in merged.checks.items()}
         )

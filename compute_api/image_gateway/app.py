@@ -12,7 +12,6 @@ No response shows where the image service stores an image. Every refusal is logg
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -27,10 +26,11 @@ from common.clients.own_images import OwnImages
 from common.domain import errors
 from common.domain.json_types import JsonObject
 from common.security.image_tickets import Ticket, Tickets
+from common.service.log import get_logger
 from compute_api.http import access_log, request_data
 from compute_api.http.faults import TextFaults
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 TOKEN = "X-AUTH-TOKEN"  # noqa: S105 - the name of a header
 PATH = re.compile(r"/v2/images/([0-9A-Za-z-]{1,64})(/file)?")
 SHOWN_KEYS = (
@@ -155,11 +155,13 @@ def _read_body(req: falcon.Request) -> Iterator[bytes]:
         )
 
 
-def _describe_refusal(req: falcon.Request, problem: errors.Problem) -> str:
+def _describe_refusal(req: falcon.Request, problem: errors.Problem) -> JsonObject:
     # Other paths are not logged, because they may contain secrets.
     match = PATH.fullmatch(req.path)
-    host = str(getattr(req.context, "host", "?"))[:64]
-    return (
-        f"{req.method} of image {match[1] if match else '?'} to host {host!r}: {problem.text} "
-        f"{problem.__cause__ or ''}"
-    )
+    return {
+        "method": req.method,
+        "image": match[1] if match else None,
+        "host": str(getattr(req.context, "host", ""))[:64],
+        "problem": problem.text,
+        "cause": str(problem.__cause__ or ""),
+    }

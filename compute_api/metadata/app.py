@@ -11,7 +11,6 @@ Invariant: a guest only receives its own data. Every refusal is logged, without 
 
 from __future__ import annotations
 
-import logging
 import math
 import secrets
 from collections.abc import Sequence
@@ -33,14 +32,16 @@ from common.domain.instance_data import (
     find,
     text,
 )
+from common.domain.json_types import JsonObject
 from common.security.rate_limit import RateLimiter
+from common.service.log import get_logger
 from compute_api.http import access_log, request_data
 from compute_api.http.faults import TEXT_TYPE, TextFaults
 from compute_api.http.response import JSON_TYPE
 from compute_api.metadata.guest_cache import GuestCache, GuestRecord
 from compute_api.metadata.proxy_headers import ADDRESS, SERVER, identify
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 #: The limit that agents in guests expect.
 MAX_PASSWORD_BYTES = 4 * 255
 READ_METHODS, WRITE_METHOD = ("GET", "HEAD"), "POST"
@@ -79,7 +80,7 @@ class MetadataResource:
         access_log.note(req.env, server=identity.server)
         wait, is_first_refusal = self._rate.take(identity.server)
         if is_first_refusal:
-            logger.warning("server %r exceeds [metadata] rate", identity.server)
+            logger.warning("a server exceeds [metadata] rate", server=identity.server)
         if wait:
             raise falcon.HTTPTooManyRequests(
                 description="Too many requests.", retry_after=math.ceil(wait)
@@ -172,8 +173,11 @@ def _read_password(req: falcon.Request) -> str:
     return password
 
 
-def _describe_refusal(req: falcon.Request, problem: errors.Problem) -> str:
-    return (
-        f"{req.method} {req.path[:200]!r} with the headers of server {str(req.headers.get(SERVER))[:64]!r} at "
-        f"{str(req.headers.get(ADDRESS))[:64]!r}: {problem.text}"
-    )
+def _describe_refusal(req: falcon.Request, problem: errors.Problem) -> JsonObject:
+    return {
+        "method": req.method,
+        "path": req.path[:200],
+        "server": req.headers.get(SERVER, "")[:64],
+        "address": req.headers.get(ADDRESS, "")[:64],
+        "problem": problem.text,
+    }

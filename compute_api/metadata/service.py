@@ -7,7 +7,6 @@ the operator's services in [vendor_data] dynamic_targets.
 
 from __future__ import annotations
 
-import logging
 from contextlib import ExitStack
 from wsgiref.types import WSGIApplication
 
@@ -18,10 +17,11 @@ from common.clients import vendor_data
 from common.domain import errors
 from common.security import tls
 from common.service import service
+from common.service.log import get_logger
 from compute_api.http.worker.server import Server, limits
 from compute_api.metadata import proxy_headers
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 #: A header that proxies add to requests of guests. Guests get no health report.
 OF_A_GUEST = "HTTP_" + proxy_headers.SERVER.replace("-", "_")
 
@@ -63,8 +63,8 @@ def main() -> None:
         service.refuse("metadata", problem)
     if not conf.metadata.proxy_shared_secret:
         logger.warning(
-            "all requests of guests will be refused: set [metadata] proxy_shared_secret to the secret "
-            "of the network service's proxies"
+            "all requests of guests will be refused: set [metadata] proxy_shared_secret to the "
+            "secret of the network service's proxies"
         )
     tls_settings = service.exit_on_config_error(
         "metadata",

@@ -8,20 +8,20 @@ from __future__ import annotations
 
 import html
 import http
-import logging
 
 import falcon
 import orjson
 
 from common.domain import errors
 from common.domain.json_types import JsonObject
+from common.service.log import get_logger
 from compute_api.http import faults
 from compute_api.http.microversions import Range
 from compute_api.http.middleware import HttpRequest
 from compute_api.http.response import JSON_TYPE
 from compute_api.placement import microversions
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 UNDEFINED, WITH_CODE = "placement.undefined_code", Range("1.23")
 _TEXTS = {**faults.TEXTS, 406: "Only application/json is provided"}
 

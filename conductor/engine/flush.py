@@ -7,7 +7,6 @@ conductor is killed between the two, each host gets the commands with the next r
 
 from __future__ import annotations
 
-import logging
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,7 +17,7 @@ from common.domain.json_types import JsonObject
 from common.domain.models import Command
 from common.domain.statuses import ActionState, StepEvent
 from common.service import metrics, tracing
-from common.service.log import event
+from common.service.log import get_logger
 from common.store import cleanups
 from common.store.engine import Connection, notification_settings
 from common.store.hosts import hosts
@@ -30,7 +29,7 @@ from conductor.engine.engine import Lane
 from conductor.engine.run import AnyRun
 from conductor.engine.workflow_engine import WorkflowEngine
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 #: Host -> commands.
 Sendings = dict[str, list[Command]]
 
@@ -150,7 +149,10 @@ def send(engine: WorkflowEngine, written: Written) -> None:
     report of the host contains the commands.
     """
     for name, fields, attempt in written.lines:
-        event(log, name, **fields)
+        if name == "action":
+            log.info("action", **fields)
+        else:
+            log.info("step", **fields)
         _count(name, fields)
         if tracing.spans:
             tracing.action(fields) if name == "action" else tracing.step(fields, attempt)
@@ -161,7 +163,7 @@ def send(engine: WorkflowEngine, written: Written) -> None:
             engine.messaging.do(host, commands)
         except Exception:
             log.exception(
-                "commands for host %s cannot be sent; the answer to the next report of the host contains them",
-                host,
+                "commands of a host cannot be sent; the answer to the next report of the host contains them",
+                host=host,
             )
         engine.fault_point(commands[0].verb, commands[0].key.label, "sent")

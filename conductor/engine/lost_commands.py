@@ -12,13 +12,13 @@ request until the migration has ended.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Sequence
 
 from common.domain.command_key import CommandKey, CommandKind
 from common.domain.models import Command, Control
 from common.domain.statuses import ActionPhase
 from common.domain.verbs import control_command, encode
+from common.service.log import get_logger
 from common.store.engine import Connection
 from common.store.rows import ActionRow, BlockDeviceRow, PlacedServerRow
 from common.store.servers import actions, block_devices, guests, migrations
@@ -28,7 +28,7 @@ from conductor.engine.run import cleanup_command
 from conductor.engine.workflow import Workflows
 from conductor.engine.workflow_engine import WorkflowEngine
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 #: Commands that one answer to a host contains at most.
 BATCH_SIZE = 32
 #: Hosts may report larger numbers, which fit no column.
@@ -81,7 +81,7 @@ def resend(
                 else None
             )
         except Exception as problem:
-            log.exception("the command of action %s cannot be built", row.id)
+            log.exception("the command of an action cannot be built", action=row.id)
             failed.append((row, problem))
             continue
         if command is not None:

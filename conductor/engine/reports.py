@@ -11,7 +11,6 @@ the same host, are not delayed.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -23,6 +22,7 @@ from common.domain.context import RequestContext
 from common.domain.json_types import JsonObject
 from common.domain.models import Command, DomainState, Result, Sync, SyncAnswer
 from common.domain.statuses import ActionState, GuestState, ResultStatus
+from common.service.log import get_logger
 from common.store.engine import Connection
 from common.store.hosts import host_images, hosts
 from common.store.rows import ActionRow, PlacedServerRow, ServerKey
@@ -40,7 +40,7 @@ from conductor.engine import (
 from conductor.engine.run import AnyRun, Run
 from conductor.engine.workflow_engine import WorkflowEngine
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 #: A command younger than this may still be on its way to the host.
 GRACE_MICROS = 2 * SECOND
 #: Time limit for reports that are processed part by part.
@@ -79,7 +79,7 @@ def _handle_together(engine: WorkflowEngine, syncs: Sequence[Sync]) -> list[Sync
             lambda tx: _take_in(tx, engine, syncs, locked), alone=False
         )
     except errors.TooBusy as problem:
-        log.warning("%d reports wait: %s", len(syncs), problem)
+        log.warning("reports of hosts wait", count=len(syncs), problem=problem)
         named = {
             server for sync in syncs for server in report_parts.servers_in(sync)
         } - engine.locked_servers.keys()
@@ -89,11 +89,11 @@ def _handle_together(engine: WorkflowEngine, syncs: Sequence[Sync]) -> list[Sync
             else _handle_each(engine, syncs)
         )
     except errors.NoStore as problem:
-        log.warning("the reports of %d hosts wait: %s", len(syncs), problem)
+        log.warning("reports of hosts wait", count=len(syncs), problem=problem)
         return [problem] * len(syncs)
     except Exception:
         log.exception(
-            "%d reports cannot be processed together; each is processed separately", len(syncs)
+            "reports cannot be processed together; each is processed separately", count=len(syncs)
         )
         return _handle_each(engine, syncs)
     engine.fault_point("sync", "reports", "committed")
@@ -124,7 +124,7 @@ def _handle_separately(engine: WorkflowEngine, sync: Sync, until: float) -> Sync
         return _answer_separately(engine, sync, session)
     except Exception as problem:
         log.exception(
-            "the report of host %s could not be answered; the agent repeats it", sync.host
+            "the report of a host cannot be answered; the agent repeats it", host=sync.host
         )
         return problem
 
@@ -137,7 +137,7 @@ def _answer_separately(engine: WorkflowEngine, sync: Sync, session: int) -> Sync
     try:
         answer, failed = engine.store.write(lambda tx: _answer(tx, engine, sync, session))
     except Exception:
-        log.exception("the commands for host %s cannot be read", sync.host)
+        log.exception("the commands of a host cannot be read", host=sync.host)
         return engine.store.write(lambda tx: _answer(tx, engine, sync, session, sends=False))[0]
     _count(engine, failed)
     return answer
@@ -164,7 +164,11 @@ def _find_session(engine: WorkflowEngine, sync: Sync) -> int:
         try:
             engine.store.write(partial(_start_again, server=server, host=sync.host))
         except Exception:
-            log.exception("server %s cannot be started after the boot of %s", server.id, sync.host)
+            log.exception(
+                "a server cannot be started after the boot of its host",
+                server=server.id,
+                host=sync.host,
+            )
     return session
 
 
@@ -188,7 +192,7 @@ def _process_part(engine: WorkflowEngine, reported: Sync, until: float) -> None:
         )
         engine.store.write(lambda tx: _describe(tx, reported))
     except Exception as problem:
-        log.exception("a part of the report of host %s cannot be processed", reported.host)
+        log.exception("a part of a host's report cannot be processed", host=reported.host)
         parts = report_parts.split(reported)
         for part in parts:
             _process_part(engine, part, until)
@@ -203,7 +207,11 @@ def _leave_out(engine: WorkflowEngine, reported: Sync, problem: Exception) -> No
     Otherwise the failure is counted for each action that waits for this host and that a result in
     the part names. The host's reports are then processed separately for ``ODD_HOST_SECONDS``.
     """
-    log.error("this part of the report of host %s is left out: %.500s", reported.host, reported)
+    log.error(
+        "a part of a host's report cannot be processed and is left out",
+        host=reported.host,
+        report=str(reported)[:500],
+    )
     if isinstance(problem, errors.Unavailable):
         retries.set_aside(engine, report_parts.servers_in(reported))
         return
@@ -297,12 +305,7 @@ def _open_session(
     """
     assert sync.inventory is not None
     session, booted = hosts.open_session(tx, sync.host, sync.boot_id, sync.inventory)
-    log.info(
-        "host %s registers: session %d%s",
-        sync.host,
-        session,
-        ", after a boot" if booted else "",
-    )
+    log.info("a host registers", host=sync.host, session=session, booted="yes" if booted else "")
     if not booted:
         return session, []
     guests.lost_power(tx, sync.host, idle_too=idle_too)
@@ -322,7 +325,10 @@ def _start_again(tx: Connection, server: ServerKey, host: str) -> bool:
         actions.begin(tx, row, server.id, context=system)
     except errors.Problem as problem:
         log.info(
-            "server %s cannot be started yet after the boot of %s: %s", server.id, host, problem
+            "a server cannot be started yet after the boot of its host",
+            server=server.id,
+            host=host,
+            problem=problem,
         )
         return False
     return True
@@ -337,7 +343,7 @@ def _describe(tx: Connection, sync: Sync) -> None:
     if sync.inventory is not None:
         hosts.describe(tx, sync.host, sync.inventory)
         if sync.session != 0:
-            log.info("host %s reported its inventory", sync.host)
+            log.info("a host reported its inventory", host=sync.host)
     if sync.domains is not None:
         _note_guests(tx, sync.host, [domain.server for domain in sync.domains])
     if sync.files is not None:
@@ -355,11 +361,10 @@ def _note_guests(tx: Connection, host: str, servers: Sequence[str]) -> None:
     """
     if unknown := hosts.note_guests(tx, host, servers):
         log.warning(
-            "host %s has %d guests without a record, for example %.400s; see: kilonova doctor, "
-            "then kilonova host adopt or discard",
-            host,
-            len(unknown),
-            ", ".join(unknown),
+            "a host has guests without a record; see: kilonova doctor, then kilonova host adopt or discard",
+            host=host,
+            count=len(unknown),
+            servers=", ".join(unknown),
         )
 
 
@@ -372,10 +377,10 @@ def _note_files(
     """
     if unknown := host_files.note(tx, host, servers, between):
         log.warning(
-            "host %s has files of %d servers without a guest, for example %.400s; see: kilonova doctor",
-            host,
-            len(unknown),
-            ", ".join(unknown),
+            "a host has files of servers without a guest; see: kilonova doctor",
+            host=host,
+            count=len(unknown),
+            servers=", ".join(unknown),
         )
 
 
@@ -507,14 +512,16 @@ def finish_step(
         return None
     if host != head.host:
         log.warning(
-            "host %s: the result of %s is ignored, because the command was sent to host %s",
-            host,
-            result.key,
-            head.host,
+            "a result is ignored, because the command was sent to another host",
+            host=host,
+            command=result.key,
+            other_host=head.host,
         )
         return None
     if result.status == ResultStatus.REFUSED:
-        log.warning("host %s refused %s: %s", head.host, result.key, result.error)
+        log.warning(
+            "a host refused a command", host=head.host, command=result.key, problem=result.error
+        )
         run: AnyRun = Run(head, server, None, None)  # Arguments and data are not needed.
         retries.count_failure(
             run,
@@ -525,10 +532,10 @@ def finish_step(
         return run
     if not engine.workflows.knows(head):
         log.warning(
-            "host %s: the result of %s is ignored, because this conductor does not have the workflow %s",
-            head.host,
-            result.key,
-            head.workflow,
+            "a result is ignored, because this conductor does not have the workflow",
+            host=head.host,
+            command=result.key,
+            workflow=head.workflow,
         )
         return None
     run = _build_run(tx, engine, head, server)
@@ -704,11 +711,11 @@ def _write_news(tx: Connection, servers: dict[str, PlacedServerRow], news: News)
                     tx, [server_id], GuestState.RUNNING if may_run else GuestState.STOPPED, may_run
                 )
                 log.info(
-                    "server %s on host %s changed from %s to %s by itself",
-                    server_id,
-                    host,
-                    server.vm_state,
-                    new_state,
+                    "a server changed its state by itself",
+                    server=server_id,
+                    host=host,
+                    before=server.vm_state,
+                    state=new_state,
                 )
     actions.update_servers(tx, changes)
 
@@ -768,10 +775,10 @@ def _answer(
         and set(elsewhere) & set(guests.off_on(tx, sync.host, elsewhere))
     ):
         log.warning(
-            "host %s runs guests of servers that are on other hosts by their records; the host must "
-            "register and stop these guests: %s",
-            sync.host,
-            ", ".join(elsewhere),
+            "a host runs guests of servers that are on other hosts by their records; the host "
+            "must register and stop these guests",
+            host=sync.host,
+            servers=", ".join(elsewhere),
         )
         return SyncAnswer(session=0), []
     keys = {*sync.working, *(result.key for result in sync.results)}

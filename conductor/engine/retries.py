@@ -14,20 +14,20 @@ the check needs no query.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from common.domain import errors
 from common.domain.clock import SECOND
 from common.domain.statuses import ActionState, StepEvent
+from common.service.log import get_logger
 from common.store.engine import Connection, now
 from common.store.rows import ActionRow
 from common.store.servers import actions
 from conductor.engine.run import AnyRun, Run
 from conductor.engine.workflow_engine import WorkflowEngine
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 #: Unexpected failures in a row that make an action stuck, after about three minutes.
 MAX_EXCEPTIONS = 10
 #: Refusals by a host in a row that make an action stuck, after about ten minutes.
@@ -86,7 +86,9 @@ def postpone(
         if rows:
             engine.store.write(work, alone=False)
     except errors.TooBusy as problem:
-        log.warning("actions cannot be postponed and wait until their leases expire: %s", problem)
+        log.warning(
+            "actions cannot be postponed and wait until their leases expire", problem=problem
+        )
 
 
 def _pause(tries: int) -> int:
@@ -141,13 +143,12 @@ def count_failure(run: AnyRun, text: str, details: str, tries: int) -> None:
         }
     )
     log.error(
-        "action %s of server %s is stuck at step %s of %s; see kilonova action show %s: %s",
-        row.id,
-        row.server_id,
-        step,
-        row.workflow,
-        row.id,
-        cause,
+        "an action is stuck; see: kilonova action show",
+        action=row.id,
+        server=row.server_id,
+        step=step,
+        workflow=row.workflow,
+        problem=cause,
     )
 
 
@@ -189,7 +190,7 @@ def count_exception(engine: WorkflowEngine, row: ActionRow, problem: Exception) 
     try:
         engine.store.write(work, alone=False)
     except errors.TooBusy as busy:
-        log.warning("a failure of action %s is not counted: %s", row.id, busy)
+        log.warning("a failure of an action is not counted", action=row.id, problem=busy)
 
 
 def _position(action: ActionRow) -> tuple[Any, ...]:

@@ -16,7 +16,6 @@ undo, the server is not affected, and a pending cleanup (``common.store.cleanups
 
 from __future__ import annotations
 
-import logging
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -30,6 +29,7 @@ from common.domain.models import Result
 from common.domain.states import BY_WORKFLOW
 from common.domain.statuses import ActionPhase, ActionState, ResultStatus, StepEvent
 from common.domain.verbs import Verb
+from common.service.log import get_logger
 from common.store.cleanups import PORTS
 from common.store.engine import Connection, now
 from common.store.rows import ActionRow, BlockDeviceRow, PlacedServerRow, ServerRow
@@ -43,7 +43,7 @@ from conductor.engine.step import AnyStep
 from conductor.engine.workflow import Workflow
 from conductor.engine.workflow_engine import WorkflowEngine
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 AnyWorkflow = Workflow[Any, Any]
 #: Maximum pause between two tries: for a service that does not answer, and for a locked row.
 MAX_SERVICE_PAUSE_SECONDS, MAX_LOCK_PAUSE_SECONDS = 4, 60
@@ -96,7 +96,7 @@ def advance(engine: WorkflowEngine, lane: Lane = Lane.INSIDE) -> int:
         try:
             groups[row.workflow, engine.workflows[row.workflow].index(row.step), alone].append(row)
         except LookupError as problem:
-            log.error("action %s cannot be advanced: %s", row.id, problem)
+            log.error("an action cannot be advanced", action=row.id, problem=problem)
             retries.count_exception(engine, row, problem)
     for (name, index, _), members in sorted(groups.items(), key=lambda group: bool(group[0][2])):
         engine.fault_point(name, engine.workflows[name].steps[index].name, "taken")
@@ -106,9 +106,9 @@ def advance(engine: WorkflowEngine, lane: Lane = Lane.INSIDE) -> int:
             raise
         except Exception:
             log.exception(
-                "%d actions of %s failed unexpectedly and wait until their leases expire",
-                len(members),
-                name,
+                "actions of a workflow failed unexpectedly and wait until their leases expire",
+                count=len(members),
+                workflow=name,
             )
     return len(rows)
 
@@ -136,7 +136,9 @@ def _burst(
         try:
             runs.append(workflow.run(row, servers[row.server_id], volumes.get(row.server_id, ())))
         except (LookupError, TypeError, ValueError) as problem:
-            log.error("the server or the data of action %s cannot be read: %s", row.id, problem)
+            log.error(
+                "the server or the data of an action cannot be read", action=row.id, problem=problem
+            )
             retries.count_exception(engine, row, problem)
     step, aborted = workflow.steps[index], [run for run in runs if run.data.abort]
     runs = [run for run in runs if run not in aborted]
@@ -195,13 +197,18 @@ def _prepare_together(
             step.prepare(engine, relevant)
             engine.fault_point(workflow.name, step.name, "proposed")
     except errors.Unavailable as problem:
-        log.warning("%d actions of %s wait: %s", len(runs), workflow.name, problem)
+        log.warning(
+            "actions of a workflow wait", count=len(runs), workflow=workflow.name, problem=problem
+        )
         waiting = [run.action for run in runs]
         retries.postpone(engine, waiting, MAX_SERVICE_PAUSE_SECONDS, cause=problem.text)
         return []
     except Exception as problem:
         log.exception(
-            "step %s of %s cannot be prepared for %d servers", step.name, workflow.name, len(runs)
+            "a step of a workflow cannot be prepared",
+            step=step.name,
+            workflow=workflow.name,
+            count=len(runs),
         )
         if len(runs) > 1:
             return [
@@ -234,15 +241,15 @@ def _call(engine: WorkflowEngine, step: AnyStep, runs: Sequence[AnyRun]) -> list
         if problem is None:
             answered.append(run)
         elif isinstance(problem, errors.Unavailable):
-            log.warning("action %s waits at step %s: %s", run.action.id, step.name, problem)
+            log.warning("an action waits", action=run.action.id, step=step.name, problem=problem)
             retries.postpone(
                 engine, [run.action], MAX_SERVICE_PAUSE_SECONDS, problem.wait, problem.text
             )
         else:
             log.error(
-                "action %s cannot be advanced at step %s",
-                run.action.id,
-                step.name,
+                "an action cannot be advanced",
+                action=run.action.id,
+                step=step.name,
                 exc_info=problem,
             )
             retries.count_exception(engine, run.action, problem)
@@ -266,7 +273,9 @@ def _commit(
             lambda tx: _write(tx, engine, workflow, index, runs, lane), alone=False
         )
     except errors.TooBusy as problem:
-        log.warning("%d actions of %s wait: %s", len(runs), workflow.name, problem)
+        log.warning(
+            "actions of a workflow wait", count=len(runs), workflow=workflow.name, problem=problem
+        )
         locked = retries.find_locked(engine, (run.server.id for run in runs))
         waiting = [run for run in runs if run.server.id in locked or len(runs) == 1]
         if not waiting:
@@ -278,11 +287,15 @@ def _commit(
             _commit(engine, workflow, index, free, lane)
         return
     except errors.Unavailable as problem:
-        log.warning("%d actions of %s wait: %s", len(runs), workflow.name, problem)
+        log.warning(
+            "actions of a workflow wait", count=len(runs), workflow=workflow.name, problem=problem
+        )
         retries.postpone(engine, [run.action for run in runs], MAX_SERVICE_PAUSE_SECONDS)
         return
     except Exception as problem:
-        log.exception("%d actions of %s cannot be written", len(runs), workflow.name)
+        log.exception(
+            "actions of a workflow cannot be written", count=len(runs), workflow=workflow.name
+        )
         if len(runs) > 1:
             _commit_each(engine, workflow, index, runs, lane)
         else:
@@ -326,7 +339,7 @@ def _write(
     for plan in planned:
         server, head = servers.get(plan.server.id), heads[plan.action.id]
         if _position(head) != _position(plan.action):
-            log.warning("action %s was advanced to step %s by another burst", head.id, head.step)
+            log.warning("an action was advanced by another burst", action=head.id, step=head.step)
         elif (
             server is not None
             and is_held(server, head)

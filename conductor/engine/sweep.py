@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import logging
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
@@ -21,6 +20,7 @@ from common.domain.context import RequestContext
 from common.domain.models import Result
 from common.domain.service_binaries import Binary
 from common.domain.statuses import ResultStatus
+from common.service.log import get_logger
 from common.store.engine import Connection
 from common.store.hosts import services
 from common.store.rows import ActionRow, LostActionRow, ReadingActionRow, ServerKey
@@ -30,7 +30,7 @@ from conductor.engine.engine import Chore, Lane
 from conductor.engine.heartbeats import COMPARE_SOON_SECONDS
 from conductor.engine.workflow_engine import WorkflowEngine
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 _RECLAIM = dataclasses.replace(
     states.row("delete"), vm=(states.SOFT_DELETED,), task=states.NONE, supersedes=False
 )
@@ -107,9 +107,8 @@ def sweep(
     recorded_at, down, doubtful = engine.store.write(work)
     if (recorded_at or 0) < watch.beaten_at:
         log.warning(
-            "the database was set back, by a fail-over or a restore: all hosts report their guests "
-            "within %.0f s",
-            COMPARE_SOON_SECONDS,
+            "the database was set back, by a fail-over or a restore: all hosts report their guests",
+            seconds=COMPARE_SOON_SECONDS,
         )
         engine.heartbeats.compare_all()
     watch.beaten_at = watch.database_at or 0
@@ -120,12 +119,16 @@ def sweep(
     engine.fault_point("sweep", "judge", "committed")
     if doubtful and not watch.doubtful:
         log.warning(
-            "too few hosts have a recent sign of life, so no silent host is marked as down; check the "
-            "network of the hosts and the broker"
+            "too few hosts have a recent sign of life, so no silent host is marked as down; "
+            "check the network of the hosts and the broker"
         )
     watch.doubtful = doubtful
     for host in down:
-        log.warning("host %s is down: no sign of life for %d s", host, engine.host_silence)
+        log.warning(
+            "a host is down, because it gave no sign of life",
+            host=host,
+            seconds=engine.host_silence,
+        )
     return down
 
 
@@ -147,10 +150,10 @@ def _look_at_clock(engine: WorkflowEngine, watch: Watch, moment: float) -> bool:
     doubt = min(max(abs(jump), MIN_DOUBT_SECONDS), MAX_DOUBT_SECONDS)
     watch.doubted_until = max(watch.doubted_until, moment + doubt)
     log.warning(
-        "the database's clock jumped by %.0f s: for %.0f s no server is reclaimed, offloaded or confirmed by "
-        "its age; check the time service of the database's machine",
-        jump,
-        doubt,
+        "the database's clock jumped, so for some time no server is reclaimed, offloaded or "
+        "confirmed by its age; check the time service of the database's machine",
+        jump_seconds=jump,
+        seconds=doubt,
     )
     return True
 
@@ -267,11 +270,11 @@ def _give_up(
         raise
     except Exception as problem:
         log.exception(
-            "the failure of action %s cannot be recorded; the next sweep tries again", row.id
+            "the failure of an action cannot be recorded; the next sweep tries again", action=row.id
         )
         retries.count_exception(engine, row, problem)
         return
-    log.warning("action %s no longer waits for its command: %s", row.id, message)
+    log.warning("an action no longer waits for its command", action=row.id, problem=message)
     flush.send(engine, written)
 
 
@@ -298,7 +301,16 @@ def _begin(
     try:
         engine.store.write(lambda tx: begin(tx, row, server.id, context=system))
     except errors.Problem as problem:
-        log.info("server %s: %s is not begun: %s", server.id, row.name, problem)
+        log.info(
+            "an action of a server that is due by time is not begun",
+            server=server.id,
+            action_name=row.name,
+            problem=problem,
+        )
         return
-    log.info("server %s: %s is begun, because it is due by time", server.id, row.name)
+    log.info(
+        "an action of a server is begun, because it is due by time",
+        server=server.id,
+        action_name=row.name,
+    )
     engine.wake(Lane.INSIDE)

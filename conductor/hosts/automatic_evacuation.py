@@ -9,12 +9,12 @@ checked. Hosts that an admin has forced down are left to the admin.
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 
 from common.domain import errors
 from common.domain.clock import SECOND
 from common.domain.context import RequestContext
+from common.service.log import get_logger
 from common.store.engine import Connection, Store
 from common.store.hosts import host_actions, host_status
 from common.store.hosts.host_actions import Arguments, Name
@@ -22,7 +22,7 @@ from common.store.views import host_contents
 from common.store.views.host_contents import Look
 from conductor.engine.engine import Chore
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 #: Interval of the rounds.
 PERIOD_SECONDS = 5.0
 #: Delay before a failed evacuation of a host is tried again.
@@ -59,11 +59,12 @@ def evacuate(store: Store, policy: EvacuationPolicy) -> list[str]:
     dead = store.snapshot(_find_down_with_servers)
     if len(dead) > policy.max_hosts:
         log.error(
-            "%d hosts with servers are down (%s), and [ha] max_hosts is %d: no host is evacuated; check whether "
-            "they are dead, then run for each dead host: kilonova host evacuate HOST",
-            len(dead),
-            ", ".join(sorted(look.host.name for look in dead)),
-            policy.max_hosts,
+            "more hosts with servers are down than [ha] max_hosts permits, so no host is "
+            "evacuated; check whether they are dead, then run for each dead host: kilonova host "
+            "evacuate HOST",
+            count=len(dead),
+            hosts=", ".join(sorted(look.host.name for look in dead)),
+            max_hosts=policy.max_hosts,
         )
         return []
     return [
@@ -114,10 +115,10 @@ def _begin(store: Store, look: Look) -> bool:
     try:
         is_begun = store.write(work)
     except errors.Conflict as problem:
-        log.info("the evacuation of host %s cannot begin now: %s", host, problem)
+        log.info("the evacuation of a host cannot begin now", host=host, problem=problem)
         return False
     if is_begun:
-        log.warning("host %s is down: its %d servers are evacuated", host, len(look.servers))
+        log.warning("a host is down: its servers are evacuated", host=host, count=len(look.servers))
     return is_begun
 
 

@@ -12,7 +12,6 @@ boot.
 
 from __future__ import annotations
 
-import logging
 import subprocess
 import threading
 import time
@@ -21,8 +20,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from common.domain import errors
+from common.service.log import get_logger
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 #: Limit of the hook's output in the log.
 MAX_SHOWN_CHARACTERS = 500
 #: Seconds for which a result also holds for other servers of the host.
@@ -71,7 +71,7 @@ class _HookResult:
 
 def _run_hook(program: str, timeout: float, host: str) -> str:
     """Run the hook, and return why the host is not fenced, or "" on success."""
-    log.warning("fencing host %s by %s", host, program)
+    log.warning("the fencing hook fences a host", host=host, program=program)
     try:
         process = subprocess.run(
             [program, host],
@@ -81,13 +81,13 @@ def _run_hook(program: str, timeout: float, host: str) -> str:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        log.error("the fencing hook for host %s did not end within %g seconds", host, timeout)
+        log.error("the fencing hook did not end in time", host=host, seconds=timeout)
         return (
             f"The fencing hook did not end within {timeout:g} seconds; host {host} may still run its guests. "
             "Power the host off, or repair the hook, and try again."
         )
     except OSError as problem:
-        log.error("the fencing hook for host %s cannot be run: %s", host, problem)
+        log.error("the fencing hook cannot be run", host=host, problem=problem)
         return (
             f"The fencing hook cannot be run; host {host} may still run its guests. Ask the operator to correct "
             "[conductor] fencing_hook."
@@ -96,12 +96,10 @@ def _run_hook(program: str, timeout: float, host: str) -> str:
         (process.stderr or process.stdout).decode(errors="replace").strip()[-MAX_SHOWN_CHARACTERS:]
     )
     if process.returncode != 0:
-        log.error(
-            "the fencing hook for host %s ended with %d: %s", host, process.returncode, output
-        )
+        log.error("the fencing hook failed", host=host, status=process.returncode, output=output)
         return (
             f"The fencing hook ended with {process.returncode}; host {host} may still run its guests. See the "
             "conductor's log for the output of the hook."
         )
-    log.warning("host %s is fenced", host)
+    log.warning("a host is fenced", host=host)
     return ""

@@ -10,7 +10,6 @@ confirmed on arrival, or reverted if the server does not work at the destination
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -25,6 +24,7 @@ from common.domain.statuses import (
     MigrationStatus,
     MigrationType,
 )
+from common.service.log import get_logger
 from common.store.engine import Connection, Store
 from common.store.hosts import host_actions, host_status, services
 from common.store.hosts.host_actions import (
@@ -43,7 +43,7 @@ from conductor.engine.engine import Engine, Lane
 from conductor.hosts import host_plan, move_progress
 from conductor.hosts.host_plan import Planned, Stays, Way
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 T = TypeVar("T")
 #: How long an action waits for an end of other actions, pending cleanups, and a silent host.
 SETTLING = 60 * SECOND
@@ -235,9 +235,9 @@ class HostActions:
             round_.note(f"{problem.text} Trying again.")
         except Exception:
             log.exception(
-                "a round of action %s on host %s failed; the next begins in a second",
-                action.id,
-                action.host,
+                "a round of a host's action failed; the next begins in a second",
+                action=action.id,
+                host=action.host,
             )
             round_.note("An unexpected error; the conductor's log has the details. Trying again.")
         self._record(action, round_, end)
@@ -258,11 +258,24 @@ class HostActions:
             )
             round_.lines = []
             for line in lines:
-                log.info("host %s, %s: %s", action.host, action.name, line.message)
+                log.info(
+                    "a host's action continues",
+                    host=action.host,
+                    action=action.id,
+                    action_name=action.name,
+                    progress=line.message,
+                )
             if end or not written:
                 self._rounds.pop(action.id, None)
             if end:
-                log.info("host %s, %s: %s: %s", action.host, action.name, end.state, end.message)
+                log.info(
+                    "a host's action has ended",
+                    host=action.host,
+                    action=action.id,
+                    action_name=action.name,
+                    state=end.state,
+                    result=end.message,
+                )
 
     def close(self) -> None:
         """Release this conductor's leases on open host actions.

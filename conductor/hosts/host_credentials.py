@@ -7,8 +7,6 @@ that lost the response can send the request again (``common.rpc.host_credentials
 
 from __future__ import annotations
 
-import logging
-
 from cryptography import x509
 from oslo_config import cfg
 
@@ -20,11 +18,12 @@ from common.rpc.host_credentials import Identity, TokenState
 from common.security.certificates import Signer
 from common.security.host_joins import seal_for
 from common.security.host_keys import AllKeys
+from common.service.log import get_logger
 from common.store.engine import Connection, Store
 from common.store.hosts import host_joins
 from common.store.hosts.host_joins import HostJoin, JoinState
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 _PUBLIC_DIGITS = 64
 
 
@@ -67,9 +66,9 @@ class HostJoins:
             return None if is_used else host_joins.look(tx, host, generation)
 
         if (other := self._store.write(use)) is not None:
-            log.warning("a join token of host %s is refused: it is %s", host, other.state)
+            log.warning("a join token of a host is refused", host=host, state=other.state)
             raise errors.Conflict(refusal(host, other))
-        log.info("host %s has joined with keys of generation %d", host, generation)
+        log.info("a host has joined with new keys", host=host, generation=generation)
         return sealed
 
     def _identity(self, host: str, generation: int, address: str, request: str) -> Identity:
@@ -95,11 +94,11 @@ class HostCertificates:
         try:
             renewed = self._signer.renew(host, certificate, request, proof)
         except (ValueError, x509.ExtensionNotFound) as problem:
-            log.warning("the certificate request of host %s is refused: %s", host, problem)
+            log.warning("the certificate request of a host is refused", host=host, problem=problem)
             raise errors.BadRequest(
                 f"No certificate is signed for host {host}: {problem}."
             ) from problem
-        log.info("a new certificate of host %s was signed", host)
+        log.info("a new certificate of a host was signed", host=host)
         return renewed
 
 

@@ -8,14 +8,13 @@ is given up with a warning in the log.
 
 from __future__ import annotations
 
-import logging
-
 from common.domain.models import ImageRef
 from common.domain.wire import from_wire
+from common.service.log import get_logger
 from common.store.hosts import cached_images, host_images
 from conductor.engine.engine import Chore, Engine
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 #: Interval of the rounds.
 PERIOD_SECONDS = 5.0
 #: Images sent in one round.
@@ -35,10 +34,10 @@ def prefetch(engine: Engine) -> None:
     if over:
         for row in engine.store.write(cached_images.settle):
             log.warning(
-                "host %s has not fetched image %s ahead within a day, and the request is deleted: %s",
-                row.host,
-                row.image_id,
-                row.error or "the host was down or has not answered",
+                "a host has not fetched an image ahead within a day, and the request is deleted",
+                host=row.host,
+                image=row.image_id,
+                problem=row.error or "the host was down or has not answered",
             )
     if rows:
         for host, images in sorted(

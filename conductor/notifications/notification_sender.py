@@ -8,7 +8,6 @@ again with the same ``notification_id`` in its context.
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -18,12 +17,13 @@ from common.domain import errors
 from common.domain.clock import SECOND, Clock
 from common.notifications.message import Message
 from common.notifications.periods import Periods
+from common.service.log import get_logger
 from common.store.engine import Store
 from common.store.notifications import outbox, usage_audit
 from common.store.rows import NotificationRow
 from conductor.notifications.messages import messages
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 BATCH_SIZE = 64
 #: Interval of the checks whether an audit period is over.
 AUDIT_SECONDS = 60.0
@@ -128,10 +128,10 @@ class NotificationSender:
             row_messages = messages(row, self.form)
         except Exception:
             log.exception(
-                "notification %d, %s of %s, cannot be built and is dropped",
-                row.id,
-                row.event,
-                row.key,
+                "a notification cannot be built and is dropped",
+                notification=row.id,
+                event=row.event,
+                key=row.key,
             )
             return True
         try:
@@ -139,18 +139,18 @@ class NotificationSender:
                 self.transport.send(message)
         except errors.Unavailable as problem:
             if not self.is_away:
-                log.warning("notifications wait: %s", problem)
+                log.warning("notifications wait", problem=problem)
             self.is_away = True
             return False
         except Exception:
             self.tries[row.id] += 1
             is_over = self.tries[row.id] >= MAX_TRIES
             log.exception(
-                "notification %d, %s of %s, cannot be sent and %s",
-                row.id,
-                row.event,
-                row.key,
-                "is dropped" if is_over else "is tried again",
+                "a notification cannot be sent",
+                notification=row.id,
+                event=row.event,
+                key=row.key,
+                next="it is dropped" if is_over else "it is tried again",
             )
             return is_over
         if self.is_away:
@@ -161,10 +161,10 @@ class NotificationSender:
     def _trim(self) -> None:
         if dropped := self.store.write(lambda tx: outbox.trim(tx, self.limit)):
             log.warning(
-                "the %d oldest notifications were dropped, because more than %d were waiting; see "
+                "the oldest notifications were dropped, because too many were waiting; see "
                 "[notifications] outbox_limit",
-                dropped,
-                self.limit,
+                count=dropped,
+                limit=self.limit,
             )
 
     def release(self) -> None:

@@ -9,7 +9,6 @@ several builds have failed in a row.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, TypeVar
@@ -22,6 +21,7 @@ from common.domain.models import Flavor, HardwareAssignment, ImageRef, RequestSp
 from common.domain.statuses import ActionPhase
 from common.domain.wire import from_wire, to_wire
 from common.service import metrics
+from common.service.log import get_logger
 from common.store.engine import Connection
 from common.store.placement import allocations
 from common.store.servers import failed_builds, guests
@@ -30,7 +30,7 @@ from conductor.engine.action_data import ActionData, StepFailed
 from conductor.engine.engine import Engine
 from conductor.engine.run import Run, cleanup_command
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 #: Trait of hosts whose agent attaches volumes. Agents of earlier releases would ignore volumes.
 VOLUMES = "COMPUTE_VOLUME_ATTACH"
 #: Lost claims in a row before the next try waits.
@@ -256,10 +256,10 @@ def _retry(run: PlacementRun, refused: str) -> None:
     excess = losses - MAX_LOST_CLAIMS
     if excess > MAX_LOST_CLAIMS:
         log.warning(
-            "server %s: the proposed hosts were refused %d times in a row, most recently because of: %s",
-            run.server.id,
-            losses,
-            refused or "the scheduler has not answered",
+            "the hosts proposed for a server were refused many times in a row",
+            server=run.server.id,
+            count=losses,
+            problem=refused or "the scheduler has not answered",
         )
     run.retry_in(
         0 if excess <= 0 else min(MAX_PAUSE_MICROS, (SECOND // 100) * 2 ** min(excess, 10))

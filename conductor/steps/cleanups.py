@@ -13,17 +13,17 @@ not exist. If an action has the server, ``look`` raises, and the cleanup waits f
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 
 from common.domain import errors
+from common.service.log import get_logger
 from common.store import cleanups
 from common.store.rows import CleanupRow, ServerRow
 from conductor.engine.engine import Engine
 from conductor.steps import images, networks, shares, volume_cleanups, volumes
 from conductor.steps.images import try_all
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 #: Cleanups in one round.
 BATCH_SIZE = 16
 Server = ServerRow | None
@@ -68,11 +68,18 @@ def _try(engine: Engine, row: CleanupRow) -> None:
     except errors.Problem as problem:
         _postpone(engine, row, description, problem, cleanups.REFUSED_AT_MOST)
     except Exception:
-        log.exception("%s failed unexpectedly", description)
+        log.exception(
+            "a cleanup failed unexpectedly",
+            cleanup=row.id,
+            server=row.server_id,
+            description=description,
+        )
         _postpone(engine, row, description, errors.Problem(), cleanups.REFUSED_AT_MOST)
     else:
         if engine.store.write(lambda tx: cleanups.strike(tx, row, fence_read[0])):
-            log.info("%s is done", description)
+            log.info(
+                "a cleanup is done", cleanup=row.id, server=row.server_id, description=description
+            )
         else:
             engine.store.write(lambda tx: cleanups.wait(tx, row))
 
@@ -80,7 +87,13 @@ def _try(engine: Engine, row: CleanupRow) -> None:
 def _postpone(
     engine: Engine, row: CleanupRow, description: str, problem: errors.Problem, at_most: int
 ) -> None:
-    log.warning("%s waits: %s", description, problem.text)
+    log.warning(
+        "a cleanup waits",
+        cleanup=row.id,
+        server=row.server_id,
+        description=description,
+        problem=problem.text,
+    )
     engine.store.write(lambda tx: cleanups.postpone(tx, row, problem.text, at_most))
 
 

@@ -14,7 +14,6 @@ A soft delete only stops the guest. A restore starts the guest again.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -23,6 +22,7 @@ from common.domain.clock import SECOND
 from common.domain.models import Result
 from common.domain.statuses import ActionState, MigrationStatus
 from common.domain.wire import from_wire
+from common.service.log import get_logger
 from common.store.cleanups import IMAGE
 from common.store.engine import Connection, now
 from common.store.rows import ActionRow
@@ -47,7 +47,7 @@ from conductor.steps import (
 from conductor.steps.shares import SharesData
 from conductor.steps.volume_cleanups import LeavingData
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 #: Longer than a service may still take for a call that timed out here.
 LATE_CALL_MICROS = 20 * SECOND
@@ -103,10 +103,10 @@ def _remove_guests(tx: Connection, engine: Engine, runs: Sequence[DeleteRun]) ->
                     volume_cleanups.record_superseded_action(run, action)
             except (AttributeError, KeyError, TypeError, ValueError):
                 log.exception(
-                    "the images and volume snapshots that action %s left of server %s cannot be read and are not "
-                    "deleted; see the row of this action in the table actions",
-                    action.id,
-                    run.server.id,
+                    "the images and volume snapshots that an action left cannot be read and are "
+                    "not deleted; see the row of the action in the table actions",
+                    action=action.id,
+                    server=run.server.id,
                 )
         run.data.images = sorted(filter(None, images))
         run.data.late = any(action.step in _CREATING_CALLS for action in superseded_actions)

@@ -12,7 +12,6 @@ some of these checks.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -22,13 +21,14 @@ import numpy as np
 from oslo_config import cfg
 
 from common.domain.models import RequestSpec
+from common.service.log import get_logger
 from scheduler import third_parties
 from scheduler.filters import aggregates, capabilities, hints, host_load, hosts, images, resources
 from scheduler.filters.check import Check, Factory, Filter, of_facts
 from scheduler.snapshot import Mask, Snapshot
 
 __all__ = ["Check", "Factory", "Filter", "Filters", "UnknownFilter", "load", "of_facts"]
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 ENTRY_POINTS = "kilonova.scheduler.filters"
 
 
@@ -186,8 +186,8 @@ def _guard(name: str, apply_filter: Filter) -> Filter:
                 )
         except Exception:
             log.exception(
-                "the filter %s failed; repair it or take it out of [scheduler] enabled_filters",
-                name,
+                "a filter failed; repair it or take it out of [scheduler] enabled_filters",
+                filter=name,
             )
             return [
                 Check(

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from tests.log_lines import logged_fields
+
 Cloud = Any
 SHOW, INDEX = "os_compute_api:servers:show", "os_compute_api:servers:index"
 
@@ -50,6 +52,10 @@ def test_policy_file_broken_at_runtime_keeps_last_rules_and_logs_once(
         assert cloud.call("GET", "/servers").status_code == 403
         assert cloud.call("GET", "/servers/detail").status_code == 200
     assert [record.levelname for record in caplog.records if "policy" in record.name] == ["ERROR"]
+    [fields] = logged_fields(
+        caplog, "the policy file has changed and is invalid, so the old rules stay in force"
+    )
+    assert str(fields["problem"]).startswith(f"{path}:1: ")
     path.write_text("")
     assert cloud.call("GET", "/servers").status_code == 200
 

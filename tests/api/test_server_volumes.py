@@ -24,6 +24,7 @@ from tests.api.volumes import (
     add_volume_service,
     finish_attachments,
 )
+from tests.log_lines import logged_fields
 
 FIELD = "block_device_mapping_v2"
 LOCAL = {"uuid": IMAGE, "boot_index": 0, "source_type": "image", "destination_type": "local"}
@@ -318,10 +319,11 @@ def test_refused_create_server_logs_new_volume_if_its_deletion_fails(
     monkeypatch.setattr(volumes, "delete", refuse_delete)
     volumes.volume_quota = 1
     read_refusal(cloud, FROM_IMAGE, BLANK, status=403)
-    [message] = [
-        record.getMessage() for record in caplog.records if "cannot be deleted" in record.message
-    ]
-    assert volumes.created[0]["id"] in message
+    assert logged_fields(
+        caplog,
+        "a volume was created for a server that was refused, and cannot be deleted yet: its owner can "
+        "delete it later",
+    ) == [{"volume": volumes.created[0]["id"]}]
 
 
 def test_repeated_idempotent_create_creates_volume_once(cloud: Cloud, volumes: Volumes) -> None:

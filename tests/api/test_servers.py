@@ -15,6 +15,7 @@ from common.domain.wire import to_wire
 from common.store import schema
 from common.store.schema.columns import Unreadable
 from tests.api.conftest import IMAGE, OTHER, PROJECT, Cloud
+from tests.log_lines import logged_fields
 
 BASE = {
     "id",
@@ -485,7 +486,9 @@ def test_list_servers_shows_unreadable_server_as_unknown(
     assert [server.get("name") for server in items] == ["delta", "gamma", None, "alpha"]
     assert (items[2]["id"], items[2]["status"]) == (fleet["beta"], "UNKNOWN")
     assert set(items[2]) == {"id", "status", "tenant_id", "created", "links"}
-    assert f"the record of server {fleet['beta']} cannot be shown" in caplog.text
+    assert {"server": fleet["beta"]} in logged_fields(
+        caplog, "the record of a server cannot be shown; see its row in the table servers"
+    )
 
 
 @pytest.mark.parametrize("column", ["created_at", "updated_at", "launched_at"])

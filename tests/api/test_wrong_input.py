@@ -22,6 +22,7 @@ from common.store.engine import Store
 from common.store.version import find_needed, guard
 from compute_api.placement import app as placement
 from tests.api.conftest import IMAGE, Callers, Cloud
+from tests.log_lines import logged_fields, rendered_lines
 
 GOOD: dict[str, Any] = {"name": "vm", "imageRef": IMAGE, "flavorRef": "1"}
 UNKNOWN = "deadbeef-dead-dead-dead-deaddeadbeef"
@@ -422,8 +423,9 @@ def test_unexpected_error_returns_500_without_details_and_is_logged(
             "message": "Unexpected error. Give the request id to your operator.",
         }
     }
-    assert answer.headers["X-Compute-Request-Id"] in caplog.text
-    assert "TypeError" in caplog.text
+    [fields] = logged_fields(caplog, "a request failed unexpectedly")
+    assert fields["request"] == answer.headers["X-Compute-Request-Id"]
+    assert any("TypeError" in line for line in rendered_lines(caplog))
 
 
 def test_create_server_returns_503_when_image_service_is_down(cloud: Cloud) -> None:

@@ -58,7 +58,7 @@ def standalone_cloud(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cloud
     ) as cloud:
         yield cloud
     for log in (cloud.folder / "identity.log", cloud.folder / "image.log"):
-        assert " 500 " not in log.read_text()
+        assert "status=500" not in log.read_text()
         assert cloud.service_password not in log.read_text()
 
 

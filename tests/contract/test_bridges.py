@@ -19,6 +19,7 @@ import pytest
 from compute_agent.privileged import bridges
 from compute_agent.privileged.bridges import BridgeHelper, NotMade
 from tests.contract.bridge_helper import start_helper
+from tests.log_lines import logged_fields
 
 
 @pytest.fixture
@@ -104,5 +105,6 @@ def test_bridge_helper_refuses_and_keeps_device_of_other_type(
     with pytest.raises(NotMade, match=f"is not a bridge; delete it: ip link delete {name}"):
         bridges.make(name)
     helper.ensure([name])
-    assert f"did not make the bridge {name}" in caplog.text
+    [fields] = logged_fields(caplog, "kilonova-bridges did not make a bridge")
+    assert fields["bridge"] == name
     assert bool(int(read_attribute(name, "flags"), 16) & bridges.IFF_UP) == (state == "up")

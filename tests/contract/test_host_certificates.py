@@ -40,6 +40,7 @@ from deploy.one_machine.cloud.authority import Authority
 from deploy.operator import doctor
 from tests.contract.test_host_link import SECRETS, World
 from tests.contract.test_rpc import CallRecorder
+from tests.log_lines import rendered_lines
 
 DAY = datetime.timedelta(days=1)
 ADDRESSES = ("192.0.2.7", "node7.example")
@@ -205,7 +206,7 @@ def test_certificate_keeper_logs_remedy_when_renewal_is_impossible(
     CertificateKeeper(file, site.client()).look()
     with pytest.raises(errors.Conflict, match="ca_key_file"):
         HostCertificates(None).renew("h1", "", "", "")
-    warnings = [message for message in caplog.messages if "is not renewed" in message]
+    warnings = [line for line in rendered_lines(caplog) if "is not renewed" in line]
     assert [
         "another file" in warnings[0],
         "state_dir" in warnings[1],

@@ -26,6 +26,7 @@ from common.store.engine import Store
 from common.store.notifications import outbox
 from common.store.servers import actions, immediate_actions, servers
 from conductor.notifications.notification_sender import BATCH_SIZE, NotificationSender
+from tests.log_lines import logged_fields, rendered_lines
 from tests.outbox_events import change_all_but_servers, read_outbox, read_server_events
 from tests.server_rows import server_row
 
@@ -297,7 +298,11 @@ def test_outbox_drops_oldest_rows_over_limit_while_broker_is_unreachable(
     with caplog.at_level("WARNING"):
         assert sender.send_batch() == 0
     assert [row.key for row in read_outbox(notifying_store)] == servers[3:]
-    assert "the 3 oldest notifications were dropped" in caplog.text
+    assert logged_fields(
+        caplog,
+        "the oldest notifications were dropped, because too many were waiting; see [notifications] "
+        "outbox_limit",
+    ) == [{"count": 3, "limit": 5}]
     broker.refuses = lambda message: False
     send_all(sender)
     assert [server_of(message) for message in broker.sent] == servers[3:]
@@ -334,10 +339,11 @@ def test_unsendable_outbox_row_is_dropped_after_three_attempts(
     broker.refuses = refuses
     for _ in range(2):
         sender.send_batch()
-    assert broker.sent == [] and "is dropped" not in caplog.text
+    assert broker.sent == [] and "is dropped" not in "\n".join(rendered_lines(caplog))
     send_all(sender)
     assert [server_of(message) for message in broker.sent] == servers[1:]
-    assert "it is too long for the broker" in caplog.text and "is dropped" in caplog.text
+    text = "\n".join(rendered_lines(caplog))
+    assert "it is too long for the broker" in text and "it is dropped" in text
 
 
 def test_notification_sender_stops_before_lease_expires(notifying_store: Store) -> None:

@@ -91,14 +91,14 @@ def test_sighup_http_service_reloads_valid_file_and_keeps_old_when_invalid(proce
     service = processes("-m", "compute_api.metadata.service")
     await_true(service.is_answering, 60, service.log.read_text)
     service.reload("rate = 7\nthreads = 3\n")
-    service.await_log("in force: metadata.rate; after a restart: metadata.threads")
+    service.await_log("again in_force=metadata.rate needs_restart=metadata.threads\n")
     await_true(service.is_answering, 60, service.log.read_text)
     service.reload("raet = 7\n")
-    service.await_log("the configuration stays as it was: ")
+    service.await_log("the configuration stays as it was, because ")
     assert "[metadata] has no option raet; the nearest is rate" in service.log.read_text()
     await_true(service.is_answering, 60, service.log.read_text)
     service.reload("rate = 8\nthreads = 3\n")
-    service.await_log("in force: metadata.rate; after a restart: nothing more")
+    service.await_log("again in_force=metadata.rate\n")
     assert service.process.poll() is None
 
 
@@ -109,7 +109,7 @@ def test_sighup_conductor_reloads_valid_file_and_keeps_old_when_invalid(
     process = processes("-c", program)
     process.await_log("ready")
     process.reload("[conductor]\nbatch = 9\nfencing_timeout = 3\n")
-    process.await_log("in force: conductor.batch; after a restart: conductor.fencing_timeout")
+    process.await_log("again in_force=conductor.batch needs_restart=conductor.fencing_timeout\n")
     assert "batch 9\n" in process.log.read_text()
     process.reload("[conductr]\n")
     process.await_log("the nearest is [conductor]")

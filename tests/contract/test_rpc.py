@@ -35,6 +35,7 @@ from common.rpc.transport import Transport
 from common.service import config
 from deploy.testing.servers import free_ports
 from tests.functional.messages import Network, PrivateTransport
+from tests.log_lines import rendered_lines
 
 KINDS = [
     kind
@@ -243,7 +244,7 @@ def test_transport_close_logs_no_channel_warning(
     server = Transport(config.load(), rabbitmq_url)
     server.serve(f"t{uuid.uuid4().hex}", "a", {"echo": lambda: None})
     server.close()
-    assert "closing channel" not in caplog.text
+    assert "closing channel" not in "\n".join(rendered_lines(caplog))
 
 
 def test_rpc_call_reraises_problem_of_server_with_same_class_and_text(connect: Connect) -> None:

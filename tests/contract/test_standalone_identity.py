@@ -27,7 +27,7 @@ from tests.standalone import Cloud, connect, running
 def cloud(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cloud]:
     with running(tmp_path_factory.mktemp("standalone"), with_image=False) as running_cloud:
         yield running_cloud
-    assert " 500 " not in (running_cloud.folder / "identity.log").read_text()
+    assert "status=500" not in (running_cloud.folder / "identity.log").read_text()
 
 
 @pytest.fixture(scope="module")

@@ -27,6 +27,7 @@ from common.store.placement import allocations
 from common.store.servers import actions, guests
 from conductor.engine import reports
 from deploy.operator import doctor
+from tests.log_lines import logged_fields
 from tests.workflows.simulator import Cloud, Time
 
 USER = RequestContext(user_id="user", project_id="project", roles=("member",), request_id="req-1")
@@ -420,7 +421,10 @@ def test_host_registration_refuses_hypervisor_name_of_another_host(
             "h2": ("n2.cloud", None),
             "h3": ("n3.cloud", stolen),
         }
-    assert "host h3 reports the hypervisor name n2.cloud, which host h2 has" in caplog.text
+    fields = {"host": "h3", "reported": "n2.cloud", "other_host": "h2", "shown": "n3.cloud"}
+    assert fields in logged_fields(
+        caplog, "a host reports the hypervisor name of another host, so the API shows another name"
+    )
     report_hypervisor(store, "h4", "n2.cloud")
     assert hypervisors(store)["h4"] == ("h4", "n2.cloud"), "a new host has no previous name"
     report_hypervisor(store, "h3", "n3.cloud")

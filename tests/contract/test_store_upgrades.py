@@ -12,8 +12,10 @@ from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 
 from common.domain import errors
+from common.service.log_repeats import fields_of
 from common.store import schema, upgrades, version
 from common.store.engine import Store
+from tests.log_lines import render_records
 
 
 def test_upgrade_creates_current_schema_and_is_repeatable(store: Store) -> None:
@@ -95,12 +97,14 @@ def test_service_waits_and_logs_until_database_version_matches(
 
     with caplog.at_level("INFO"):
         version.await_version(store, wait)
-    lines = [record.getMessage() for record in caplog.records if record.name == version.__name__]
-    assert [line.split("version ")[1].split()[0].strip(",") for line in lines] == [
-        "none",
+    records = [record for record in caplog.records if record.name == version.__name__]
+    lines = render_records(records)
+    assert [fields_of(record).get("version") for record in records] == [
+        None,
         newer,
         version.find_needed(),
     ]
+    assert "The database has version none" in lines[0]
     assert "Run: kilonova database upgrade" in lines[0]
     assert "install the release" in lines[1]
     store.close()

@@ -29,6 +29,7 @@ from compute_agent.privileged.volume_helper import Brick, NotDone, VolumeHelper
 from compute_agent.verb_context import VerbFailed
 from compute_agent.virt.libvirt.volumes import connectors
 from deploy.one_machine.machine.abilities import Ability
+from tests.log_lines import rendered_lines
 from tests.services import demand
 
 GIBIBYTE = 1 << 30
@@ -234,8 +235,9 @@ def test_connect_failure_hides_password_in_details_and_log(
     monkeypatch.setattr(iscsi.ISCSIConnector, "connect_volume", partial(_fail, message))
     with pytest.raises(VerbFailed) as failure:
         create_connectors(helper).connect(new_volume())
-    assert "cannot use ***" in failure.value.details and "cannot use ***" in caplog.text
-    assert PASSWORD not in failure.value.details + caplog.text
+    log = "\n".join(rendered_lines(caplog))
+    assert "cannot use ***" in failure.value.details and "cannot use ***" in log
+    assert PASSWORD not in failure.value.details + log
     text = volume_helper.without_passwords(
         f"iscsiadm -v {PASSWORD}", {"data": {"auth_password": PASSWORD}}
     )

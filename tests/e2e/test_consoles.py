@@ -221,4 +221,7 @@ def test_console_token_is_in_no_log(cloud: Live, demo: Rest, guest: str) -> None
         console.send(b"echo logged $((1 + 1))\n")
         read_until(console, b"logged 2")
     logs = b"".join(path.read_bytes() for path in (cloud.home / "log").glob("*.log"))
-    assert b"console serial of server" in logs and extract_token(address).encode() not in logs
+    assert (
+        b"a console is opened kind=serial server=" in logs
+        and extract_token(address).encode() not in logs
+    )

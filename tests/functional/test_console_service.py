@@ -34,6 +34,7 @@ from compute_api.console.page_server import PageServer
 from compute_api.console.service import ConsoleServer, listen
 from compute_api.console.sessions import ConsoleSessions
 from compute_api.console.token_check import TokenChecker
+from tests.log_lines import render_records
 from tests.schemas import upgrade
 from tests.waiting import await_true
 
@@ -574,10 +575,8 @@ def test_console_tokens_are_not_logged(world: World, caplog: pytest.LogCaptureFi
         assert echoes(browser)
     assert world.hangs_up(token)
     world.get(f"/vnc_lite.html?path=%3Ftoken%3D{token}")
-    messages = [
-        record.getMessage()
-        for record in caplog.records
-        if not record.name.startswith("websockets.client")
-    ]
-    assert any("console serial of server" in line for line in messages)
-    assert not [line for line in messages if token in line]
+    lines = render_records(
+        record for record in caplog.records if not record.name.startswith("websockets.client")
+    )
+    assert any("a console is opened kind=serial server=" in line for line in lines)
+    assert not [line for line in lines if token in line]

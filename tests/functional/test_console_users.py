@@ -25,6 +25,7 @@ from tests.functional.test_console_service import (
     echoes,
     read_close_frame,
 )
+from tests.log_lines import render_records
 from tests.waiting import await_true
 
 HTML = {"Accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
@@ -240,15 +241,13 @@ def test_console_cookie_and_user_token_are_not_logged(
     with world.open(token, additional_headers={"Cookie": own}) as browser:
         assert echoes(browser)
     assert world.hangs_up(token)
-    messages = [
-        record.getMessage()
-        for record in caplog.records
-        if not record.name.startswith("websockets.client")
-    ]
-    assert any("console serial of server" in line for line in messages)
+    lines = render_records(
+        record for record in caplog.records if not record.name.startswith("websockets.client")
+    )
+    assert any("a console is opened kind=serial server=" in line for line in lines)
     assert not [
         line
-        for line in messages
+        for line in lines
         if token in line or own.partition("=")[2] in line or "a-token-of-mira" in line
     ]
 

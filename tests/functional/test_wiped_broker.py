@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from common.domain import states
-from compute_agent.verbs import WAITS
 from compute_agent.virt.memory.state.script import Slow
 from deploy.testing.servers import Servers
 from tests.functional.cloud import Cloud
+from tests.log_lines import logged_fields
 
 
 @pytest.fixture
@@ -71,9 +71,8 @@ def test_servers_reach_their_states_after_broker_is_wiped(
 
 def count_postponed_commands(caplog: pytest.LogCaptureFixture, verb: str) -> Counter[str]:
     """Return how often agents postponed a verb, by server."""
-    log_arguments = [arguments.args for arguments in caplog.records if arguments.msg == WAITS]
     return Counter(
-        str(arguments[1])
-        for arguments in log_arguments
-        if isinstance(arguments, tuple) and arguments[0] == verb
+        str(fields["server"])
+        for fields in logged_fields(caplog, "a command waits")
+        if fields["verb"] == verb
     )

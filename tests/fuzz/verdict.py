@@ -9,6 +9,7 @@ import re
 import orjson
 from gunicorn.http.wsgi import HEADER_VALUE_RE
 
+from common.service.log import TextFormatter
 from tests.fuzz.requests import Answer, Request
 from tests.surface.world import World
 
@@ -31,6 +32,7 @@ class Log(logging.Handler):
 
     def __init__(self) -> None:
         super().__init__()
+        self.setFormatter(TextFormatter())
         self._lines: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:

@@ -14,7 +14,7 @@ import re
 import subprocess
 import sys
 import tokenize
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import TypeVar, cast
@@ -118,6 +118,15 @@ MOUNTS = {
     "compute_agent/virt/libvirt/guests/shares.py": "shares, by virt/mounts.py",
     "compute_agent/virt/libvirt/xml/share_xml.py": "nothing: libvirt's word for a virtiofs share",
     "compute_agent/sandbox/lockdown.py": "nothing: it forbids these system calls",
+}
+LOGGERS = {"log", "LOG", "logger", "_log"}
+LOG_METHODS = {"debug", "info", "warning", "error", "exception", "critical", "log"}
+#: Members of a line of the log as JSON, and arguments of the logger, which no field may replace.
+NO_FIELDS = {"time", "level", "process", "logger", "message", "exception", "msg", "args"}
+#: Files whose log lines have values in the text -> the reason.
+VALUES_IN_LOG = {
+    "compute_agent/privileged/bridges.py": "the helper imports no other part of the project",
+    "compute_agent/privileged/volume_helper.py": "the helper imports no other part of the project",
 }
 #: Commands wait for processes in the foreground.
 COMMANDS = "deploy/"
@@ -327,6 +336,55 @@ def test_database_gets_no_user_pattern() -> None:
         ]
 
     assert breaches(matches, ("common/store/regular_expressions.py",)) == []
+
+
+def find_values_in_log(calls: Iterable[ast.Call]) -> list[str]:
+    """List the log calls whose event text is no constant, or whose fields have unusable names."""
+    places = []
+    for call in calls:
+        if (
+            not isinstance(call.func, ast.Attribute)
+            or call.func.attr not in LOG_METHODS
+            or last_name(call.func.value) not in LOGGERS
+        ):
+            continue
+        arguments = call.args[1:] if call.func.attr == "log" else call.args
+        has_constant_event = (
+            len(arguments) == 1
+            and isinstance(arguments[0], ast.Constant)
+            and isinstance(arguments[0].value, str)
+            and not re.search(r"%(\(|[-+#0-9.]*[a-z])", arguments[0].value)
+        )
+        if not has_constant_event or NO_FIELDS & {word.arg for word in call.keywords}:
+            places.append(f"{call.lineno} {ast.unparse(call)[:100]}")
+    return places
+
+
+def test_log_calls_have_constant_event_and_fields() -> None:
+    """Values are fields: ``log.info("a host joined", host=host)``. See ``common.service.log``."""
+    assert breaches(lambda path: find_values_in_log(find(path, ast.Call)), VALUES_IN_LOG) == []
+
+
+def test_log_rule_finds_each_form_of_value_in_the_event() -> None:
+    texts = [
+        "log.info(f'host {host} joined')",
+        "log.warning('host %s joined', host)",
+        "LOG.error('host %s joined' % host)",
+        "logger.exception('host %s joined')",
+        "self._log.info(text)",
+        "log.log(level, text, host=host)",
+        "log.info('a host joined', host)",
+        "log.info('a host joined', level=1)",
+        "log.debug()",
+    ]
+    calls = [
+        [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)] for text in texts
+    ]
+    assert [
+        text for text, nodes in zip(texts, calls, strict=True) if not find_values_in_log(nodes)
+    ] == []
+    for text in ("log.info('90 % joined', host=host)", "log.log(1, 'joined')", "math.log(2)"):
+        assert find_values_in_log([ast.parse(text, mode="eval").body]) == []  # type: ignore[list-item]
 
 
 def test_sleeps_in_tests_have_a_comment() -> None:

@@ -16,6 +16,7 @@ from common.domain.context import OURSELVES
 from common.store.views import host_contents
 from conductor.hosts import automatic_evacuation
 from conductor.hosts.automatic_evacuation import EvacuationPolicy
+from tests.log_lines import logged_fields
 from tests.schemas import memory_store
 from tests.workflows.operators import kinds, silence
 from tests.workflows.simulator import Cloud, Time
@@ -102,9 +103,10 @@ def test_automatic_evacuation_waits_while_more_than_max_hosts_are_down(
     silence(cloud, "h2")
     cloud.idle(200)
     assert (fenced_hosts, {cloud.show(server).host for server in servers}) == ([], {"h1", "h2"})
-    assert (
-        "2 hosts with servers are down (h1, h2), and [ha] max_hosts is 1: no host is evacuated"
-        in caplog.text
+    assert {"count": 2, "hosts": "h1, h2", "max_hosts": 1} in logged_fields(
+        caplog,
+        "more hosts with servers are down than [ha] max_hosts permits, so no host is evacuated; check "
+        "whether they are dead, then run for each dead host: kilonova host evacuate HOST",
     )
     cloud.cut.discard("h2")
     cloud.idle(60)

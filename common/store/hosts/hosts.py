@@ -8,7 +8,6 @@ API's hypervisors.
 
 from __future__ import annotations
 
-import logging
 import secrets
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
@@ -22,6 +21,7 @@ from common.domain.models import HostInventory
 from common.domain.service_binaries import Binary
 from common.domain.statuses import ActionState, GuestState
 from common.domain.wire import to_wire
+from common.service.log import get_logger
 from common.store.engine import for_update, insert_ignore, now
 from common.store.hosts import services
 from common.store.placement import allocations, inventories
@@ -40,7 +40,7 @@ from common.store.schema import allocations as allocations_table
 from common.store.schema import inventories as inventories_table
 from common.store.schema import services as services_table
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 #: The prefix of an entry of ``hosts.unclaimed`` that names files without a guest.
 FILES = "files/"
 #: Limit of session numbers, which every JSON reader represents exactly.
@@ -197,11 +197,11 @@ def _name_hypervisor(tx: Connection, name: str, reported: str) -> None:
         accepted, refused = (previous if previous != reported else name), reported
         if own.refused_hostname != refused:
             log.warning(
-                "host %s reports the hypervisor name %s, which host %s has: the API shows %s instead",
-                name,
-                reported,
-                min(rivals),
-                accepted,
+                "a host reports the hypervisor name of another host, so the API shows another name",
+                host=name,
+                reported=reported,
+                other_host=min(rivals),
+                shown=accepted,
             )
     if accepted == name:
         _take_back(tx, name)

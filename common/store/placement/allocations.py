@@ -14,7 +14,6 @@ other traits. They guide the placement and guarantee no property.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -28,6 +27,7 @@ from common.domain.json_types import JsonObject
 from common.domain.models import Device, HardwareAssignment, NumaNode
 from common.domain.service_binaries import COMPUTE_DISABLED
 from common.domain.wire import from_wire
+from common.service.log import get_logger
 from common.store.engine import for_update, insert_many, now
 from common.store.placement import zones
 from common.store.rows import LockedProvider, Values
@@ -42,7 +42,7 @@ from common.store.schema import (
 )
 from common.store.tenants import server_groups
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 
 @dataclass
@@ -490,8 +490,8 @@ def _parts(tx: Connection, names: Sequence[str]) -> dict[str, _Parts]:
             )
         except (ValueError, TypeError):
             log.exception(
-                "host %s assigns no CPUs or devices: a stored NUMA node, device or assignment is damaged",
-                name,
+                "a host assigns no CPUs or devices, because a stored NUMA node, device or assignment is damaged",
+                host=name,
             )
     return parts
 

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any, TypedDict, Unpack
@@ -14,7 +13,9 @@ from sqlalchemy.dialects import mysql
 from sqlalchemy.engine import Dialect
 from sqlalchemy.types import TypeDecorator
 
-log = logging.getLogger(__name__)
+from common.service.log import get_logger
+
+log = get_logger(__name__)
 
 metadata = MetaData(
     naming_convention={
@@ -76,7 +77,9 @@ class JsonObjectColumn(Json):
         found = super().process_result_value(value, dialect)
         if found is None or isinstance(found, dict):
             return found
-        log.error("a JSON object in the database is damaged and treated as empty: %.200s", value)
+        log.error(
+            "a JSON object in the database is damaged and treated as empty", value=str(value)[:200]
+        )
         return DamagedObject()
 
 

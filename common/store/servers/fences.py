@@ -9,18 +9,18 @@ caller has locked the servers.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from common.domain.statuses import GuestState
+from common.service.log import get_logger
 from common.store.engine import now
 from common.store.schema import actions, guests, servers
 from common.store.servers.actions import LIVE
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 
 def select_credible(tx: Connection, reported: Mapping[tuple[str, str], int]) -> dict[str, int]:
@@ -84,12 +84,12 @@ def rise_above(tx: Connection, reported_fences: Mapping[str, int]) -> bool:
         if row is not None and row.fence < reported:
             has_lost_commits = True
             log.warning(
-                "a host reports fence %d of server %s, but the database has %d, because it has lost commits: "
-                "the fence is raised to %d",
-                reported,
-                server,
-                row.fence,
-                fence,
+                "a host reports a higher fence of a server than the database, which has lost "
+                "commits: the fence is raised",
+                server=server,
+                reported=reported,
+                stored=row.fence,
+                fence=fence,
             )
             tx.execute(
                 sa.update(servers)

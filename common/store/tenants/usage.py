@@ -7,7 +7,6 @@ launched do not count. Times are in µs of the database's clock.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -18,9 +17,10 @@ from common.domain import errors
 from common.domain.json_types import JsonObject
 from common.domain.models import Flavor
 from common.domain.wire import from_wire
+from common.service.log import get_logger
 from common.store.schema import servers
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 C = servers.c
 
@@ -99,7 +99,9 @@ def of_servers(
         )
     for row in tx.execute(query):
         if not all(isinstance(at, int | None) for at in (row.launched_at, row.terminated_at)):
-            log.error("the times of server %s are damaged, so its usage is not counted", row.id)
+            log.error(
+                "the times of a server are damaged, so its usage is not counted", server=row.id
+            )
             continue
         yield Used(
             row.project_id,

@@ -18,7 +18,6 @@ itself, except a verb that must run at most once.
 from __future__ import annotations
 
 import functools
-import logging
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -38,6 +37,7 @@ from common.domain.models import (
     Interface,
 )
 from common.domain.server_facts import HostedServer
+from common.service.log import get_logger
 from compute_agent.privileged.bridges import BridgeHelper
 from compute_agent.verb_context import (
     Cancelled,
@@ -72,7 +72,7 @@ from compute_agent.virt.libvirt.volumes.volumes import GuestVolumes
 from compute_agent.virt.libvirt.xml import running_domain, volume_xml
 from compute_agent.virt.mounts import Mounts, host_mounts
 
-LOG = logging.getLogger(__name__)
+LOG = get_logger(__name__)
 Answer = TypeVar("Answer")
 RETRY_SECONDS = 0.5
 
@@ -527,9 +527,9 @@ class LibvirtDriver(VolumeVerbs):
             self._incoming.keep()
         except (VerbFailed, OSError) as error:
             LOG.error(
-                "the proxy for incoming live migrations does not run, and no guest can arrive: %s %s",
-                error,
-                getattr(error, "details", ""),
+                "the proxy for incoming live migrations does not run, and no guest can arrive",
+                problem=error,
+                details=getattr(error, "details", ""),
             )
 
     def _require_active(self, server: str) -> None:

@@ -8,16 +8,16 @@ once for each version and set of rules. The same functions then render every row
 from __future__ import annotations
 
 import functools
-import logging
 import operator
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
 from common.domain.json_types import JsonObject
+from common.service.log import get_logger
 from compute_api.http.microversions import Range
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 
 class Omitted:
@@ -138,8 +138,8 @@ def render_readable(view_in_force: VisibleFields, row: object, view: object = No
         return render(view_in_force, row, view)
     except Exception:
         log.exception(
-            "a record is shown with null for damaged fields; see its row: %s",
-            getattr(row, "id", row),
+            "a record is shown with null for damaged fields; see its row",
+            record=getattr(row, "id", row),
         )
     body = dict(zip(view_in_force.plain, view_in_force.values(row), strict=True))
     for name, get in (*view_in_force.computed, *view_in_force.optional):

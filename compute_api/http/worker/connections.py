@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import logging
 import resource
 import selectors
 import socket
@@ -27,11 +26,12 @@ from gunicorn.http.errors import ParseException
 
 from common.security.tls_socket import TlsSocket
 from common.security.unproved import origin
+from common.service.log import get_logger
 from compute_api.http.worker.limits import ClientLimits
 from compute_api.http.worker.request_buffer import RequestBuffer
 from compute_api.http.worker.response_buffer import FULL_BYTES, ClientSocket, ResponseBuffer
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 #: Connections to accept and bytes to read before other connections get their turn.
 ACCEPT_BATCH, READ_BYTES = 64, 256 * 1024
 #: Time for which input of a client is read and discarded after the last response.
@@ -144,7 +144,7 @@ class ClientConnections:
                 sock, peer = listener.accept()
             except OSError as problem:
                 if problem.errno in _FULL and not self._make_room(self._find_heaviest(len), None):
-                    log.warning("cannot accept a connection: %s", problem)
+                    log.warning("a connection cannot be accepted", problem=problem)
                 return
             sock.setblocking(False)
             if sock.family != socket.AF_UNIX:
@@ -154,7 +154,7 @@ class ClientConnections:
                     ClientConnection(self._secure(sock) if self._secure else sock, peer, tag, self)
                 )
             except (OSError, ValueError) as problem:
-                log.warning("TLS cannot be set up for a connection: %s", problem)
+                log.warning("TLS cannot be set up for a connection", problem=problem)
                 sock.close()
 
     def _add(self, client: ClientConnection) -> None:

@@ -23,13 +23,14 @@ from oslo_config import cfg
 from common.domain.errors import ConfigError
 from common.security.tls import Tls
 from common.service import config, metrics, reload, tracing
+from common.service.log import get_logger
 from common.service.service import EX_CONFIG
 from compute_api.http import access_log
 from compute_api.http.worker import forwarded
 from compute_api.http.worker.limits import ClientLimits
 from compute_api.http.worker.worker import Worker
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 #: Options that the master reads once, in shared sections and in the service's own section.
 KEPT = ("http.*", "tls.*", "tracing.*")
 KEPT_OF_SECTION = ("host", "port", "workers", "threads", "max_body", "policy_file")
@@ -224,9 +225,11 @@ class Server(BaseApplication):  # type: ignore[misc]  # gunicorn ships no types
                 self._load()
                 os.write(write, b"+")
             except ConfigError as problem:
-                logger.error("the configuration stays as it was: %s", problem)
+                logger.error(
+                    "the configuration stays as it was, because it is invalid", problem=problem
+                )
             except Exception:
-                logger.exception("the configuration stays as it was")
+                logger.exception("the configuration stays as it was, because it cannot be loaded")
             finally:
                 os._exit(0)
         os.close(write)

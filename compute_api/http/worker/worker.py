@@ -8,7 +8,6 @@ arbiter, parser and WSGI environment are used unchanged.
 from __future__ import annotations
 
 import contextlib
-import logging
 import selectors
 import socket
 import time
@@ -23,12 +22,13 @@ from gunicorn.http import wsgi
 from gunicorn.workers.gthread import ThreadWorker
 
 from common.security.tls_socket import TlsSocket
+from common.service.log import get_logger
 from compute_api.http.fair_share import ADMISSION, Admission, Lanes
 from compute_api.http.worker.connections import ClientConnection, ClientConnections
 from compute_api.http.worker.limits import ClientLimits
 from compute_api.http.worker.response_buffer import FULL_BYTES
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 #: Size of the blocks in which files are read.
 _BLOCK_BYTES = 256 * 1024
 

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Requests of embedded services to the image and the compute service, as user kilonova."""
 
-import logging
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -10,9 +9,10 @@ from keystoneauth1 import exceptions
 from keystoneauth1.identity import v3
 from keystoneauth1.session import Session
 
+from common.service.log import get_logger
 from deploy.one_machine.services.database import DbValues
 
-LOG = logging.getLogger("standalone")
+LOG = get_logger("standalone")
 #: Statuses with which the compute service refuses events now but may accept them later.
 RETRIED = (403, 423, 425)
 
@@ -106,21 +106,23 @@ class ComputeEvents(ExternalService):
             )
         except Later as error:
             LOG.warning(
-                "Cannot send %d events to the compute service, will retry: %s", len(events), error
+                "events cannot be sent to the compute service and are sent again",
+                count=len(events),
+                problem=error,
             )
             return False
         if response.status_code in RETRIED:
             LOG.warning(
-                "The compute service answered with status %d to %d events, will retry",
-                response.status_code,
-                len(events),
+                "the compute service did not accept events, which are sent again",
+                status=response.status_code,
+                count=len(events),
             )
             return False
         if response.status_code not in (200, 207, 404, 422):
             LOG.error(
-                "The compute service refuses %d events for good (status %d): %s",
-                len(events),
-                response.status_code,
-                response.text[:200],
+                "the compute service refuses events for good",
+                count=len(events),
+                status=response.status_code,
+                answer=response.text[:200],
             )
         return True

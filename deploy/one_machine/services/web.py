@@ -25,13 +25,14 @@ import orjson
 from gunicorn.app.base import BaseApplication
 from gunicorn.http.errors import ParseException
 
+from common.service.log import TextFormatter, get_logger
 from common.service.service import UMASK
 from compute_api.http.request_data import MAX_DEPTH, is_too_deep
 from compute_api.http.worker.limits import ClientLimits
 from compute_api.http.worker.server import worker
 from deploy.one_machine.services.json_types import JsonValue
 
-LOG = logging.getLogger("standalone")
+LOG = get_logger("standalone")
 BODY_LIMIT = 256 * 1024
 App = falcon.App[falcon.Request, falcon.Response]
 
@@ -66,7 +67,12 @@ class RequestLog:
     ) -> None:
         took = 1000 * (time.monotonic() - req.context.started)
         LOG.info(
-            "%s %s %r %s %.1f ms", req.context.id, req.method, req.path[:200], resp.status, took
+            "request",
+            method=req.method,
+            path=req.path[:200],
+            status=resp.status_code,
+            ms=took,
+            request=req.context.id,
         )
 
 
@@ -84,7 +90,7 @@ def answer_unexpected(
     req: falcon.Request, resp: falcon.Response, error: Exception, params: object
 ) -> None:
     """Log an unexpected exception with its traceback, and answer 500 with the request id only."""
-    LOG.error("request %s failed unexpectedly", req.context.id, exc_info=error)
+    LOG.error("a request failed unexpectedly", request=req.context.id, exc_info=error)
     raise falcon.HTTPInternalServerError(
         description=f"Unexpected error; see the service's log for request {req.context.id}."
     )
@@ -180,8 +186,9 @@ def secret(path: str | None, variable: str) -> str:
 
 def log_to_stdout() -> None:
     """Log to stdout, from the level INFO on."""
-    form = "%(asctime)s %(levelname)s %(name)s %(message)s"
-    logging.basicConfig(stream=sys.stdout, level=logging.INFO, format=form)
+    handler = logging.StreamHandler(sys.stdout)
+    handler.setFormatter(TextFormatter(form="%(asctime)s %(levelname)s %(name)s %(message)s"))
+    logging.basicConfig(handlers=[handler], level=logging.INFO)
 
 
 def add_options(parser: argparse.ArgumentParser, bind: str) -> None:

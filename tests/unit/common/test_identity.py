@@ -20,6 +20,7 @@ from common.clients.identity import BELIEVED_SECONDS, KEEP, RENEW, IdentityClien
 from common.domain import errors
 from common.domain.errors import ConfigError
 from common.service import config
+from tests.log_lines import logged_fields
 
 URL = "http://127.0.0.1:9696"
 
@@ -298,10 +299,15 @@ def test_plain_text_url_in_the_catalogue_is_refused_and_logged_once(
             errors.Unavailable, match=f"refuses the endpoint of {kind} in the catalogue"
         ):
             read_url()
-    [message] = [record.getMessage() for record in caplog.records]
+    assert len(caplog.records) == 1
+    [fields] = logged_fields(
+        caplog, "an endpoint of the catalogue is refused, because it is plain HTTP"
+    )
+    problem = str(fields["problem"])
+    assert fields["service"] == kind
     assert (
-        re.search(rf"the catalogue's endpoint of {kind}: {PLAIN_URL_MESSAGE}", message)
-        and f"[{section}] endpoint" in message
+        re.search(rf"the catalogue's endpoint of {kind}: {PLAIN_URL_MESSAGE}", problem)
+        and f"[{section}] endpoint" in problem
     )
 
 

@@ -29,8 +29,9 @@ class Log:
         self.now = 0.0
         self.stream = io.StringIO()
         self.handler = log.LogHandler(self.stream, form, Repeats(lambda: self.now))
-        self.logger = logging.Logger("conductor.test")
-        self.logger.addHandler(self.handler)
+        library_logger = logging.Logger("conductor.test")
+        library_logger.addHandler(self.handler)
+        self.logger = log.EventLogger(library_logger)
 
     @property
     def lines(self) -> list[str]:
@@ -54,20 +55,60 @@ def log_exception(captured_log: Log, problem: Exception, cause: Exception | None
 
 
 def test_log_event_appends_quoted_fields_to_the_message(captured_log: Log) -> None:
-    log.event(captured_log.logger, "step", step="boot", host=None, ms=1.25, why='no "room"\nat all')
+    captured_log.logger.info("step", step="boot", host=None, ms=1.25, why='no "room"\nat all')
     [line] = captured_log.lines
     assert line.endswith('conductor.test: step step=boot ms=1.2 why="no \\"room\\"\\nat all"')
 
 
 def test_log_event_escapes_line_breaks_and_cuts_long_values(captured_log: Log) -> None:
-    log.event(captured_log.logger, "request", path="/a\r\n<0>forged \x1b[31m\u2028" + "x" * 5000)
+    captured_log.logger.info("request", path="/a\r\n<0>forged \x1b[31m\u2028" + "x" * 5000)
     [line] = captured_log.lines
     assert line.isascii() and len(line) < 800 and "\\n<0>forged" in line
 
 
+def test_json_log_cuts_long_values_and_escapes_line_breaks() -> None:
+    captured_log = Log(log.JSON)
+    captured_log.logger.info("request", path="/a\r\n<0>forged" + "x" * 5000, name=["é" * 5000])
+    [line] = captured_log.lines
+    members = json.loads(line)
+    assert members["path"].startswith("/a\r\n<0>forged") and "\\r\\n<0>forged" in line
+    assert (len(members["path"]), len(members["name"])) == (log.MAX_VALUE_CHARS,) * 2
+
+
+def test_json_log_writes_values_outside_of_json() -> None:
+    captured_log = Log(log.JSON)
+    captured_log.logger.info(
+        "file", path=Path("/a\udcff"), size=10**30, ms=1.5, count=3, whole=True
+    )
+    members = json.loads(captured_log.lines[0])
+    assert (members["path"], members["size"]) == ("/a\\udcff", str(10**30))
+    assert (members["ms"], members["count"], members["whole"]) == (1.5, 3, True)
+
+
+@pytest.mark.parametrize("form", [log.TEXT, log.JSON])
+def test_log_field_with_exception_shows_only_its_first_line(form: str) -> None:
+    captured_log = Log(form)
+    captured_log.logger.info("a", problem=ValueError("first\n[parameters: canary]"), host="h1")
+    captured_log.logger.warning("b", problem=ValueError("first\n[parameters: canary]"))
+    captured_log.logger.warning("c", problem=KeyError(), host="")
+    assert "canary" not in captured_log.stream.getvalue()
+    for line in captured_log.lines[:2]:
+        assert "problem=first" in line or json.loads(line)["problem"] == "first"
+    assert "KeyError" in captured_log.lines[2] and "host" not in captured_log.lines[2]
+
+
+def test_event_logger_passes_options_of_logging_on(captured_log: Log) -> None:
+    try:
+        fail(KeyError("x"))
+    except KeyError as problem:
+        captured_log.logger.error("a", host="h1", exc_info=problem)
+    first, *traceback = captured_log.lines
+    assert first.endswith("conductor.test: a host=h1") and traceback[-1] == "KeyError: 'x'"
+
+
 def test_json_log_writes_one_object_a_line() -> None:
     captured_log = Log(log.JSON)
-    log.event(captured_log.logger, "request", method="GET", status=200, user=None)
+    captured_log.logger.info("request", method="GET", status=200, user=None)
     log_exception(captured_log, ValueError("why"))
     first, second = map(json.loads, captured_log.lines)
     assert (first["message"], first["method"], first["status"]) == ("request", "GET", 200)
@@ -118,8 +159,8 @@ def test_is_journal_stream_compares_stream_with_journal_stream_variable(
 def test_repeated_warning_is_logged_once_a_minute_with_a_count(captured_log: Log) -> None:
     for second in range(200):
         captured_log.now = second
-        captured_log.logger.warning("due actions wait: %s", errors.NoStore())
-        captured_log.logger.warning("the sweep waits: %s", errors.NoStore())
+        captured_log.logger.warning("due actions wait", problem=errors.NoStore())
+        captured_log.logger.warning("the sweep waits", problem=errors.NoStore())
     assert len(captured_log.lines) == 4
     assert "more like it" not in captured_log.lines[0]
     assert all("(119 more like it in the last minute)" in line for line in captured_log.lines[1:])
@@ -145,12 +186,26 @@ def test_count_of_repeated_error_is_logged_when_the_handler_closes(captured_log:
 
 
 def test_errors_with_different_ids_hosts_or_seconds_are_all_logged(captured_log: Log) -> None:
-    captured_log.logger.error("action %s is stuck", "0ab72f8e-4c1d-4c6e-9d3b-1b8a2f6a0001")
-    captured_log.logger.error("action %s is stuck", "0ab72f8e-4c1d-4c6e-9d3b-1b8a2f6a0002")
-    captured_log.logger.warning("%s", errors.NoAnswer("host-1 did not answer sync within 4 s."))
-    captured_log.logger.warning("%s", errors.NoAnswer("host-2 did not answer sync within 4 s."))
-    captured_log.logger.warning("%s", errors.NoAnswer("host-2 did not answer sync within 8 s."))
+    captured_log.logger.error("stuck", action="0ab72f8e-4c1d-4c6e-9d3b-1b8a2f6a0001")
+    captured_log.logger.error("stuck", action="0ab72f8e-4c1d-4c6e-9d3b-1b8a2f6a0002")
+    for text in (
+        "host-1 did not answer sync within 4 s.",
+        "host-2 did not answer sync within 4 s.",
+        "host-2 did not answer sync within 8 s.",
+    ):
+        captured_log.logger.warning("no answer", problem=errors.NoAnswer(text))
     assert len(captured_log.lines) == 4
+
+
+def test_events_with_different_numbers_only_are_repetitions(captured_log: Log) -> None:
+    captured_log.logger.warning("reports of hosts wait", count=3, problem="busy for 4 s")
+    captured_log.logger.warning("reports of hosts wait", count=5, problem="busy for 9 s")
+    captured_log.logger.warning("reports of hosts wait", count=5, problem="no room")
+    assert len(captured_log.lines) == 2
+    captured_log.handler.close()
+    assert captured_log.lines[-1].endswith(
+        'reports of hosts wait (1 more like it in the last minute) count=5 problem="busy for 9 s"'
+    )
 
 
 def test_repeated_info_lines_are_all_logged(captured_log: Log) -> None:
@@ -162,11 +217,11 @@ def test_repeated_info_lines_are_all_logged(captured_log: Log) -> None:
 def test_repeated_error_is_logged_again_after_many_newer_errors(captured_log: Log) -> None:
     """Only the newest errors are remembered, so memory is bounded."""
     for number in range(MAX_TROUBLES + 5):
-        captured_log.logger.error("host h%d is gone", number)
+        captured_log.logger.error("a host is gone", host=f"h{number}")
     first_lines = len(captured_log.lines)
-    captured_log.logger.error("host h%d is gone", MAX_TROUBLES + 4)
+    captured_log.logger.error("a host is gone", host=f"h{MAX_TROUBLES + 4}")
     assert len(captured_log.lines) == first_lines
-    captured_log.logger.error("host h%d is gone", 0)
+    captured_log.logger.error("a host is gone", host="h0")
     assert len(captured_log.lines) == first_lines + 1
 
 
@@ -174,8 +229,27 @@ def test_unavailable_database_is_logged_with_cause_but_without_traceback(capture
     log_exception(captured_log, errors.NoStore(), ConnectionRefusedError(111, "Connection refused"))
     [line] = captured_log.lines
     assert line.endswith(
-        "a round failed: The database does not answer; try again.: [Errno 111] Connection refused"
+        'a round failed cause="The database does not answer; try again.: [Errno 111] Connection '
+        'refused"'
     )
+
+
+def test_mendable_problem_in_a_field_is_followed_by_its_cause(captured_log: Log) -> None:
+    problem = errors.NoStore()
+    problem.__cause__ = ConnectionRefusedError(111, "Connection refused")
+    captured_log.logger.warning("due actions wait", problem=problem, count=3)
+    [line] = captured_log.lines
+    assert line.endswith(
+        'due actions wait problem="The database does not answer; try again." count=3 '
+        'cause="[Errno 111] Connection refused"'
+    )
+
+
+def test_mendable_problem_in_the_text_of_a_library_is_recognized(captured_log: Log) -> None:
+    for number in range(3):
+        captured_log.logger.logger.warning("attempt %d: %s", number, ConnectionError("refused"))
+    [line] = captured_log.lines
+    assert line.endswith("attempt 0: refused")
 
 
 def test_unexpected_exception_is_logged_once_with_its_traceback(captured_log: Log) -> None:

@@ -18,6 +18,7 @@ from oslo_config import cfg
 from common.service import config, metrics
 from common.store.engine import Store
 from deploy.testing.servers import free_ports
+from tests.log_lines import logged_fields
 
 
 def new_conf(
@@ -107,7 +108,10 @@ def test_metrics_serve_uses_the_next_free_port_with_port_step(
         start_metrics(first, step=1)
         metrics.POOL_SIZE.set(8)
         metrics.serve()
-    assert caplog.messages == [f"metrics are read at 127.0.0.1 port {first + 2}"]
+    assert logged_fields(caplog, "metrics are served") == [
+        {"address": "127.0.0.1", "port": first + 2}
+    ]
+    assert len(caplog.records) == 1
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     read = opener.open(f"http://127.0.0.1:{first + 2}/metrics", timeout=20).read().decode()
     assert "kilonova_database_pool_size 8.0" in read
@@ -122,8 +126,11 @@ def test_metrics_serve_does_not_try_other_ports_for_a_wrong_address(
     metrics.start(conf, "conductor")
     with caplog.at_level(logging.INFO):
         metrics.serve()
-    [line] = caplog.messages
-    assert line.startswith("no metrics: 192.0.2.1 port")
+    assert len(caplog.records) == 1
+    [fields] = logged_fields(
+        caplog, "metrics cannot be served, because the port cannot be opened; see [prometheus]"
+    )
+    assert fields["address"] == "192.0.2.1"
 
 
 def test_pool_used_metric_counts_database_connections_in_use(

@@ -11,6 +11,10 @@ import pytest
 
 from common.domain import errors
 from common.service import config, reload
+from tests.log_lines import logged_fields
+
+READ_AGAIN = "the configuration was read again"
+STAYS = "the configuration stays as it was, because the file is invalid"
 
 
 @pytest.fixture
@@ -38,15 +42,15 @@ def test_reload_logs_options_in_force_and_options_requiring_a_restart(
     )
     reload.again("conductor", "conductor.max_attempts")
     assert batches == [6]
-    assert caplog.messages == [
-        "the configuration was read again; in force: conductor.batch; after a restart: "
-        "database.lock_timeout, conductor.max_attempts, DEFAULT.transport_url"
+    assert logged_fields(caplog, READ_AGAIN) == [
+        {
+            "in_force": "conductor.batch",
+            "needs_restart": "database.lock_timeout, conductor.max_attempts, DEFAULT.transport_url",
+        }
     ]
     caplog.clear()
     reload.again("conductor")
-    assert caplog.messages == [
-        "the configuration was read again; in force: nothing new; after a restart: nothing more"
-    ]
+    assert logged_fields(caplog, READ_AGAIN) == [{}] and len(caplog.records) == 1
 
 
 @pytest.mark.parametrize(
@@ -59,12 +63,12 @@ def test_reload_of_invalid_or_missing_file_changes_nothing(
     reload.takes("*", then=lambda conf: calls.append("taken"))
     path.write_text(broken)
     reload.again("conductor")
-    [message] = caplog.messages
-    assert message.startswith(f"the configuration stays as it was: {path}")
+    [fields] = logged_fields(caplog, STAYS)
+    assert str(fields["problem"]).startswith(str(path)) and len(caplog.records) == 1
     assert (calls, config.CONF.conductor.batch) == ([], 5)
     path.unlink()
     reload.again("conductor")
-    assert "stays as it was" in caplog.messages[-1]
+    assert caplog.messages[-1] == STAYS
     assert config.CONF.conductor.batch == 5
 
 
@@ -78,10 +82,13 @@ def test_reload_logs_option_refused_by_its_callback(
     path.write_text("[conductor]\nbatch = 7\n")
     reload.again("conductor")
     assert caplog.messages == [
-        "conductor.* stays as it was: because",
-        "the configuration was read again; in force: nothing new; refused: conductor.batch; "
-        "after a restart: nothing more",
+        "options stay as they were, because the new values are refused",
+        READ_AGAIN,
     ]
+    assert logged_fields(caplog, caplog.messages[0]) == [
+        {"options": "conductor.*", "problem": "because"}
+    ]
+    assert logged_fields(caplog, READ_AGAIN) == [{"refused": "conductor.batch"}]
 
 
 def test_reload_tries_a_refused_option_again(path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -96,14 +103,11 @@ def test_reload_tries_a_refused_option_again(path: Path, caplog: pytest.LogCaptu
     path.write_text("[conductor]\nbatch = 7\nmax_attempts = 4\n")
     for _ in range(4):
         reload.again("conductor")
-    assert [line for line in caplog.messages if line.startswith("the configuration")] == [
-        "the configuration was read again; in force: conductor.max_attempts; "
-        "refused: conductor.batch; after a restart: nothing more",
-        "the configuration was read again; in force: nothing new; refused: conductor.batch; "
-        "after a restart: nothing more",
-        "the configuration was read again; in force: conductor.batch; "
-        "after a restart: nothing more",
-        "the configuration was read again; in force: nothing new; after a restart: nothing more",
+    assert logged_fields(caplog, READ_AGAIN) == [
+        {"in_force": "conductor.max_attempts", "refused": "conductor.batch"},
+        {"refused": "conductor.batch"},
+        {"in_force": "conductor.batch"},
+        {},
     ]
 
 
@@ -117,7 +121,8 @@ def test_reload_reports_option_refused_by_one_of_two_callbacks(
     reload.takes("*")
     path.write_text("[conductor]\nbatch = 7\n")
     reload.again("conductor")
-    assert "in force: nothing new; refused: conductor.batch" in caplog.messages[-1]
+    assert caplog.messages[-1] == READ_AGAIN
+    assert logged_fields(caplog, READ_AGAIN) == [{"refused": "conductor.batch"}]
 
 
 def test_reload_sections_cover_all_option_sections() -> None:

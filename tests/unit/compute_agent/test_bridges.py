@@ -17,6 +17,7 @@ from compute_agent.privileged import bridges
 from compute_agent.privileged.bridges import BridgeHelper, NotMade
 from compute_agent.virt.interfaces import plug
 from tests.contract.bridge_helper import start_helper
+from tests.log_lines import logged_fields
 
 
 def test_bridge_helper_accepts_bridge_name_of_every_network() -> None:
@@ -61,4 +62,5 @@ def test_bridge_helper_logs_device_without_readable_flags(
     (tmp_path / name / "bridge").mkdir(parents=True)
     monkeypatch.setattr(bridges, "DEVICES", tmp_path)
     start_helper(tmp_path).ensure([name])
-    assert f"did not make the bridge {name}: [Errno 2]" in caplog.text
+    [fields] = logged_fields(caplog, "kilonova-bridges did not make a bridge")
+    assert fields["bridge"] == name and "[Errno 2]" in str(fields["problem"])

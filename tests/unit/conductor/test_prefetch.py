@@ -18,6 +18,7 @@ from conductor.engine import reports
 from conductor.engine.engine import Engine
 from conductor.engine.sweep import Watch, sweep
 from conductor.hosts import prefetch
+from tests.log_lines import logged_fields, rendered_lines
 from tests.schemas import memory_store
 from tests.workflows.simulator import Cloud, Time
 
@@ -107,10 +108,12 @@ def test_prefetch_ends_after_a_day_with_a_warning(
     with caplog.at_level(logging.WARNING):
         assert cloud.run_prefetch(120) == ["h2"]
     assert list(cloud.waiting_images()) == [("h2", IMAGES[0].id)]
-    [record] = [record for record in caplog.records if "is deleted" in record.getMessage()]
-    assert f"host h1 has not fetched image {IMAGES[0].id} ahead" in record.getMessage()
-    assert "no room" in record.getMessage()
-    assert len(record.getMessage()) < 1500
+    [fields] = logged_fields(
+        caplog, "a host has not fetched an image ahead within a day, and the request is deleted"
+    )
+    assert (fields["host"], fields["image"]) == ("h1", IMAGES[0].id)
+    assert "no room" in str(fields["problem"])
+    assert max(map(len, rendered_lines(caplog))) < 1500
 
 
 @pytest.mark.parametrize("table", [schema.heartbeats, schema.services])

@@ -12,6 +12,7 @@ from compute_api.compute.policies import RULES
 from compute_api.http.policy_rules import BASES
 from compute_api.placement.policies import RULES as PLACEMENT
 from deploy.operator.main import main
+from tests.log_lines import logged_fields
 
 STOP = "os_compute_api:servers:stop"
 
@@ -139,4 +140,5 @@ def test_config_check_warns_of_unknown_rule_in_policy_file(
 ) -> None:
     command.policy.write_text('"os_compute_api:servers:stpo": "@"\n')
     assert command.run("config", "check", "--no-external-services")[0] == 0
-    assert f"did you mean {STOP}?" in caplog.text
+    [fields] = logged_fields(caplog, "a rule of the policy file needs attention")
+    assert f"did you mean {STOP}?" in str(fields["problem"])

@@ -29,6 +29,7 @@ from common.service import config
 from scheduler import filters
 from scheduler.filters import Check
 from scheduler.snapshot import Snapshot
+from tests.log_lines import logged_fields, rendered_lines
 from tests.unit.scheduler.filter_world import FACTS, Host, World, columns
 
 NAMES = [
@@ -219,7 +220,11 @@ def test_failing_third_party_filter_rejects_all_hosts_and_is_logged(
     assert collect_reasons([Host("host0"), Host("host1")], request(), name)[""] == (
         f"rejected because the filter {name} failed (see the scheduler's log)"
     )
-    assert logged in caplog.text and "take it out of [scheduler] enabled_filters" in caplog.text
+    [fields] = logged_fields(
+        caplog, "a filter failed; repair it or take it out of [scheduler] enabled_filters"
+    )
+    assert fields == {"filter": name}
+    assert any(logged in line for line in rendered_lines(caplog))
 
 
 def test_rack_filter_example_in_docs_accepts_only_hosts_of_hinted_rack(

@@ -16,7 +16,6 @@ and never changed.
 from __future__ import annotations
 
 import hashlib
-import logging
 import os
 import queue
 import re
@@ -32,12 +31,13 @@ from pathlib import Path
 from common.domain import errors
 from common.domain.command_progress import CommandPhase
 from common.domain.models import ImageRef
+from common.service.log import get_logger
 from compute_agent.verb_context import Cancelled, ImageReader, ImageWriter, VerbContext, VerbFailed
 from compute_agent.virt.download_limit import MAX_DOWNLOADS, DownloadLimit
 from compute_agent.virt.libvirt.disks import backing_files, inspection
 from compute_agent.virt.libvirt.disks.background_reads import LOOK_SECONDS, read_in_background
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 MEBIBYTE, GIBIBYTE = 1 << 20, 1 << 30
 #: An image is inspected when this many bytes have arrived, before the rest is fetched.
 FIRST_INSPECTED_BYTES = MEBIBYTE
@@ -164,8 +164,8 @@ class ImageCache:
             backing_files.verify(path, context)
         except VerbFailed as error:
             log.error(
-                "an image in the cache has changed since it was fetched, and is fetched again: %s",
-                error.details,
+                "an image in the cache has changed since it was fetched, and is fetched again",
+                details=error.details,
             )
             path.unlink()
             return None

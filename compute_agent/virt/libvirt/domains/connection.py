@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
-import logging
 import queue
 import socket
 import threading
@@ -27,6 +26,7 @@ import libvirt
 
 from common.domain import errors
 from common.domain.json_types import JsonObject
+from common.service.log import get_logger
 from compute_agent.privileged.bridges import BridgeHelper
 from compute_agent.verb_context import VerbFailed
 from compute_agent.virt.driver import CRASHED, NOSTATE, PAUSED, RUNNING, SHUTDOWN, SUSPENDED
@@ -41,7 +41,7 @@ from compute_agent.virt.libvirt.xml.domain_xml import (
     read_metadata,
 )
 
-LOG = logging.getLogger(__name__)
+LOG = get_logger(__name__)
 Answer = TypeVar("Answer")
 Domain: TypeAlias = libvirt.virDomain
 LibvirtConnection: TypeAlias = libvirt.virConnect
@@ -437,7 +437,7 @@ class Connection:
             try:
                 connection.close()
             except libvirt.libvirtError as error:
-                LOG.debug("libvirt was gone already: %s", error)
+                LOG.debug("libvirt was gone already", problem=error)
 
     def on(
         self,
@@ -560,7 +560,7 @@ class Connection:
             try:
                 servers = [server] if server else [domain.server for domain in self.domains()]
             except (errors.NoAnswer, VerbFailed) as error:
-                LOG.warning("no events from libvirt: %s", error)
+                LOG.warning("libvirt sends no events; the agent tries again", problem=error)
                 time.sleep(REOPEN_SECONDS)
                 self._events.put(None)
                 continue
@@ -590,7 +590,9 @@ def _read_domain(domain: Domain) -> GuestDomain | None:
             return None
         raise
     except ValueError as error:
-        LOG.warning("%s", error)
+        LOG.warning(
+            "a domain of libvirt is ignored, because its metadata is not valid", problem=error
+        )
         return None
     return GuestDomain(marks, POWER_STATES.get(state, NOSTATE), saved, is_incoming, postcopy_failed)
 

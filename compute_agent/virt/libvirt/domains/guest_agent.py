@@ -10,12 +10,12 @@ Invariant: file systems that were frozen here are thawed, or the log reports the
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 from xml.etree import ElementTree
 
+from common.service.log import get_logger
 from compute_agent.verb_context import VerbFailed
 from compute_agent.virt.driver import RUNNING
 from compute_agent.virt.libvirt.domains import power
@@ -26,7 +26,7 @@ from compute_agent.virt.libvirt.domains.connection import (
 )
 from compute_agent.virt.libvirt.xml.domain_xml import AGENT_CHANNEL
 
-LOG = logging.getLogger(__name__)
+LOG = get_logger(__name__)
 ANSWER_TIMEOUT_SECONDS = 5
 ABSENT = "The agent in the guest does not answer; install and start qemu-guest-agent in the guest."
 
@@ -141,6 +141,11 @@ def _call_agent(libvirt: Connection, server: str, purpose: str, work: Callable[[
     try:
         libvirt.on(server, purpose, work)
     except VerbFailed as error:
-        LOG.warning("the agent in server %s did not %s: %s", server, purpose, error.details[:300])
+        LOG.warning(
+            "the guest agent of a server failed",
+            server=server,
+            purpose=purpose,
+            details=error.details[:300],
+        )
         return False
     return True

@@ -10,18 +10,18 @@ thaw the guest.
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable
 from pathlib import Path
 
 from common.domain import errors
+from common.service.log import get_logger
 from compute_agent.verb_context import VerbFailed
 from compute_agent.virt.driver import RUNNING
 from compute_agent.virt.libvirt.domains import guest_agent, power
 from compute_agent.virt.libvirt.domains.connection import Connection
 
-LOG = logging.getLogger(__name__)
+LOG = get_logger(__name__)
 #: Name of the mark file in the guest's folder.
 MARK = "still"
 #: Seconds between attempts while libvirtd is away.
@@ -103,8 +103,8 @@ class StillGuests:
     def _schedule_thaw(self, server: str, seconds: float) -> None:
         def work() -> None:
             LOG.warning(
-                "the time limit for frozen file systems of server %s has passed: they are thawed",
-                server,
+                "the time limit for frozen file systems of a server has passed: they are thawed",
+                server=server,
             )
             self.let_go(server)
 

@@ -13,7 +13,6 @@ that is removed with all content.
 from __future__ import annotations
 
 import json
-import logging
 import os
 from collections.abc import Collection
 from contextlib import suppress
@@ -23,13 +22,14 @@ from pathlib import Path
 from common.domain.command_progress import CommandPhase
 from common.domain.models import AttachedShare, DomainState
 from common.domain.wire import from_wire
+from common.service.log import get_logger
 from compute_agent.verb_context import VerbContext, VerbFailed
 from compute_agent.virt.libvirt.domains import power
 from compute_agent.virt.libvirt.domains.connection import Connection
 from compute_agent.virt.libvirt.xml import share_xml
 from compute_agent.virt.mounts import Mounts, host_mounts
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 FILE = "shares.json"
 
 
@@ -125,7 +125,9 @@ class GuestShares:
         for share in self.of(server):
             if share.share_id not in ids:
                 log.warning(
-                    "server %s starts without share %s, which was detached", server, share.share_id
+                    "a server starts without a share, which was detached",
+                    server=server,
+                    share=share.share_id,
                 )
                 self.mounts.unmount(self._mount_point(server, share.share_id))
         return [share for share in self.of(server) if share.share_id in ids]

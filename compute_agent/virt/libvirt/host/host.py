@@ -10,7 +10,6 @@ valid until the next boot.
 from __future__ import annotations
 
 import json
-import logging
 import os
 import shutil
 import subprocess
@@ -21,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from common.domain.models import Device, HardwareAssignment, HostInventory
+from common.service.log import get_logger
 from compute_agent.virt import machine
 from compute_agent.virt.cpu_sets import CpuSets
 from compute_agent.virt.driver import SPICE
@@ -42,7 +42,7 @@ from compute_agent.virt.traits import COMMON, VOLUMES, of_processor
 #: Mode of the folder of the guests' folders. QEMU's group may pass through to the files, other
 #: users may not.
 FOLDER_MODE = 0o710
-LOG = logging.getLogger(__name__)
+LOG = get_logger(__name__)
 GIBIBYTE = 1 << 30
 PROBE_TIMEOUT_SECONDS = 5.0
 #: probe.S, assembled. The probe writes 0x10 to isa-debug-exit, so that QEMU exits with status 33.
@@ -221,9 +221,9 @@ def close_to_others(instances: Path, host_capabilities: str) -> None:
         instances.chmod(FOLDER_MODE)
     except OSError as problem:
         LOG.warning(
-            "other users of this host can enter %s, because the group of QEMU cannot be set: %s",
-            instances,
-            problem,
+            "other users of this host can enter the folder of guests, because the group of QEMU cannot be set",
+            path=instances,
+            problem=problem,
         )
 
 
@@ -253,7 +253,8 @@ def give_to_guest(libvirt: Connection, files: Iterable[Path]) -> None:
                 os.chown(file, *user, follow_symlinks=False)
             except PermissionError as problem:
                 LOG.warning(
-                    "a guest may fail, because QEMU may not open a file of the guest: %s", problem
+                    "a guest may fail, because QEMU may not open a file of the guest",
+                    problem=problem,
                 )
 
 
@@ -273,7 +274,7 @@ def storage_id(instances: Path) -> str:
             # Unlike a rename, a link never replaces the file of another host.
             os.link(part, path)
         except FileExistsError:
-            LOG.debug("another host wrote %s first", path)
+            LOG.debug("another host wrote a file first", path=path)
         finally:
             part.unlink()
     return path.read_text().strip()
@@ -335,8 +336,9 @@ def has_spice(facts: HostCapabilities) -> bool:
     if SPICE in capabilities.find_values(facts.domain_capabilities, "graphics", "type"):
         return True
     LOG.error(
-        "[spice] enabled: the QEMU of this host does not support SPICE, so its guests get VNC only; install a "
-        "QEMU with SPICE (for example, Debian's package qemu-system-x86), and restart the agent"
+        "[spice] enabled: the QEMU of this host does not support SPICE, so its guests get VNC "
+        "only; install a QEMU with SPICE (for example, Debian's package qemu-system-x86), and "
+        "restart the agent"
     )
     return False
 
@@ -353,7 +355,7 @@ def kvm_works(state_dir: Path) -> bool:
         if answer["boot_id"] == boot:
             return bool(answer["works"])
     except (FileNotFoundError, ValueError, KeyError) as error:
-        LOG.debug("no probe guest has run under KVM since the boot: %s", error)
+        LOG.debug("no probe guest has run under KVM since the boot", problem=error)
     works = probe("kvm")
     part = answer_file.with_suffix(".part")
     part.write_text(json.dumps({"boot_id": boot, "works": works}))
@@ -401,13 +403,13 @@ def probe(accelerator: str, seconds: float = PROBE_TIMEOUT_SECONDS) -> bool:
                 command, stdin=subprocess.DEVNULL, capture_output=True, timeout=seconds, check=False
             )
         except (OSError, subprocess.TimeoutExpired) as error:
-            LOG.warning("the probe guest did not run under %s: %s", accelerator, error)
+            LOG.warning("the probe guest did not run", accelerator=accelerator, problem=error)
             return False
     if result.returncode != PROBE_STATUS:
         LOG.info(
-            "the probe guest under %s ended with %s: %s",
-            accelerator,
-            result.returncode,
-            result.stderr.decode(errors="replace").strip()[:300],
+            "the probe guest ended early",
+            accelerator=accelerator,
+            status=result.returncode,
+            output=result.stderr.decode(errors="replace").strip()[:300],
         )
     return result.returncode == PROBE_STATUS

@@ -23,7 +23,6 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
-import logging
 import os
 import time
 from collections.abc import Iterator
@@ -34,6 +33,7 @@ from common.domain import errors
 from common.domain.command_progress import CommandPhase
 from common.domain.json_types import JsonObject
 from common.domain.models import GuestSpec, ImageRef
+from common.service.log import get_logger
 from compute_agent.transfer import sparse
 from compute_agent.verb_context import Cancelled, ImageReader, Part, Peer, VerbContext, VerbFailed
 from compute_agent.virt.libvirt.disks import backing_files, disks, local_disks
@@ -47,7 +47,7 @@ from compute_agent.virt.libvirt.xml import running_domain
 from compute_agent.virt.libvirt.xml.domain_xml import Disk
 from compute_agent.virt.volumes import boots_from_volume
 
-LOG = logging.getLogger(__name__)
+LOG = get_logger(__name__)
 OFFER, CONFIG, DISK = "offer", "config", disks.ROOT_DISK
 MAX_OFFER_BYTES, LOOK_SECONDS = 4096, 1.0
 
@@ -358,9 +358,9 @@ def fetch_base(
             if not copy.has(name):
                 raise
             LOG.info(
-                "the image of server %s is copied from the source of the move: %s",
-                spec.server,
-                problem,
+                "the image of a server is copied from the source of the move",
+                server=spec.server,
+                problem=problem,
             )
     return images.fetch(content, max_bytes, lambda image: copy.whole(name), copy.context)
 

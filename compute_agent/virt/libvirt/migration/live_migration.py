@@ -14,7 +14,6 @@ queries the destination, and does not resume or remove the guest before the answ
 
 from __future__ import annotations
 
-import logging
 import re
 import time
 from collections.abc import Callable
@@ -28,6 +27,7 @@ from common.domain.command_progress import CommandPhase
 from common.domain.json_types import JsonObject
 from common.domain.models import Control, GuestSpec
 from common.security.tls import Tls, is_loopback
+from common.service.log import get_logger
 from compute_agent.verb_context import Cancelled, MigrationAborted, VerbContext, VerbFailed
 from compute_agent.virt.driver import PAUSED, RUNNING
 from compute_agent.virt.interfaces import when_bridged
@@ -53,7 +53,7 @@ from compute_agent.virt.libvirt.domains.connection import (
 from compute_agent.virt.libvirt.migration.incoming.question import has_arrived
 from compute_agent.virt.libvirt.xml import running_domain, volume_xml
 
-LOG = logging.getLogger(__name__)
+LOG = get_logger(__name__)
 LOOK_SECONDS, CANCEL_SECONDS, VANISH_SECONDS, EARLIER_MIGRATION_SECONDS, ABORT_SECONDS = (
     0.2,
     3.0,
@@ -514,9 +514,10 @@ class _Migration:
         if time.monotonic() > self._aborted_at + ABORT_SECONDS:
             self._aborted_at = time.monotonic()
             LOG.error(
-                "libvirt does not abort the migration of server %s, which still runs on this host. If this continues, "
-                "run: systemctl restart libvirtd. This ends the migration, and guests continue to run",
-                self._server,
+                "libvirt does not abort the migration of a server, which still runs on this "
+                "host. If this continues, run: systemctl restart libvirtd. This ends the "
+                "migration, and guests continue to run",
+                server=self._server,
             )
 
     def _cancel(self, call: jobs.BackgroundCall | None) -> None:
@@ -577,7 +578,9 @@ class _Migration:
                 self._libvirt.resume(self._server)
         except errors.NoAnswer as problem:
             LOG.warning(
-                "server %s stays paused until the destination answers: %s", self._server, problem
+                "a server stays paused until the destination of its migration answers",
+                server=self._server,
+                problem=problem,
             )
             return False
         return True
@@ -602,9 +605,9 @@ class _Migration:
                 return
             except VerbFailed as refused:
                 LOG.info(
-                    "server %s is paused to complete its migration: %s",
-                    self._server,
-                    refused.details,
+                    "a server is paused to complete its migration",
+                    server=self._server,
+                    details=refused.details,
                 )
         self._libvirt.pause(self._server)
         self._is_forced = True

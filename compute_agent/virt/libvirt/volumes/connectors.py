@@ -10,7 +10,6 @@ example, a local path must be in a configured folder and contain the volume's id
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 import stat
@@ -21,6 +20,7 @@ from pathlib import Path
 from common.domain.errors import ConfigError
 from common.domain.models import AttachedVolume
 from common.security.tls import Tls, is_loopback
+from common.service.log import get_logger
 from compute_agent.privileged.volume_helper import NotDone, VolumeHelper
 from compute_agent.verb_context import VerbFailed
 from compute_agent.virt import volumes
@@ -44,7 +44,7 @@ from compute_agent.virt.libvirt.xml import volume_tuning, volume_xml
 from compute_agent.virt.libvirt.xml.volume_xml import VolumeSource
 from compute_agent.virt.volumes import VolumeLink
 
-LOG = logging.getLogger(__name__)
+LOG = get_logger(__name__)
 
 #: The file with this host's iSCSI name, of open-iscsi.
 INITIATOR = Path("/etc/iscsi/initiatorname.iscsi")
@@ -281,7 +281,7 @@ def _add_helper_properties(allowed: Protocols, about: Mapping[str, object]) -> M
         return describe_by_helper(allowed.helper, dict(about), allowed.multipath)
     except (NotDone, OSError) as problem:
         LOG.warning(
-            "kilonova-volumes does not report this host's connector properties: %s", problem
+            "kilonova-volumes does not report this host's connector properties", problem=problem
         )
         return about
 

@@ -13,7 +13,6 @@ release by the running guest.
 from __future__ import annotations
 
 import json
-import logging
 import os
 import re
 import threading
@@ -27,6 +26,7 @@ from common.domain.command_progress import CommandPhase
 from common.domain.json_types import JsonObject
 from common.domain.models import AttachedVolume, DomainState
 from common.domain.wire import from_wire, to_wire
+from common.service.log import get_logger
 from compute_agent.verb_context import Cancelled, VerbContext, VerbFailed
 from compute_agent.virt import volumes
 from compute_agent.virt.driver import RUNNING
@@ -42,7 +42,7 @@ from compute_agent.virt.libvirt.volumes.connectors import Connectors
 from compute_agent.virt.libvirt.xml import domain_xml, volume_xml
 from compute_agent.virt.libvirt.xml.volume_xml import VolumeSource
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 FILE, COPIED_FILE = "volumes{}.json", "volume-copied{}.json"
 NOT_IN_NAME = re.compile(r"[^\w.-]", re.ASCII)
 #: Model of the controller that a guest gets with the first SCSI disk.
@@ -180,7 +180,11 @@ class GuestVolumes:
         if domain.active or domain.saved:
             raise volumes.foreign(others)
         for volume_id in others:
-            log.warning("server %s starts without volume %s, which was detached", server, volume_id)
+            log.warning(
+                "a server starts without a volume, which was detached",
+                server=server,
+                volume=volume_id,
+            )
             stored = volume_xml.without(stored, volume_id)
         libvirt.define(stored)
         for volume_id in others:
@@ -212,7 +216,9 @@ class GuestVolumes:
         self.placed(missing_volumes)
         for volume in missing_volumes:
             log.warning(
-                "server %s lacks volume %s, which is attached now", server, volume.volume_id
+                "a server lacks a volume, which is attached now",
+                server=server,
+                volume=volume.volume_id,
             )
             self.attach(libvirt, server, domain.fence, volume, context)
         if boot_volumes := [candidate for candidate in needed if domain_xml.boots(candidate)]:
@@ -469,7 +475,12 @@ class GuestVolumes:
         try:
             self._forget(server, volume_id)
         except VerbFailed as problem:
-            log.warning("volume %s stays connected: %s %s", volume_id, problem, problem.details)
+            log.warning(
+                "a volume stays connected",
+                volume=volume_id,
+                problem=problem,
+                details=problem.details,
+            )
 
     def _forget(self, server: str, volume_id: str) -> None:
         recorded_volumes = self.of(server)

@@ -9,7 +9,6 @@ result of the commit is unknown, the volumes stay.
 
 from __future__ import annotations
 
-import logging
 import secrets
 import string
 import time
@@ -18,6 +17,7 @@ from dataclasses import dataclass, field, replace
 
 from common.clients.volumes import Volume
 from common.domain import errors, hardware, ids
+from common.service.log import get_logger
 from common.store.engine import Connection
 from common.store.tenants import quotas
 from compute_api.compute.request.creation import Created, Creation
@@ -33,7 +33,7 @@ from compute_api.compute.servers.disks.block_devices import (
     VolumeMapping,
 )
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 #: How long to retry the deletion of a volume, which fails while the volume is being created.
 DELETE_SECONDS, DELETE_POLL_SECONDS = 10.0, 0.25
 
@@ -211,9 +211,9 @@ class NewVolumes:
             pause(DELETE_POLL_SECONDS)
         for volume_id in volume_ids:
             log.warning(
-                "volume %s was created for a server that was refused, and cannot be deleted yet: "
+                "a volume was created for a server that was refused, and cannot be deleted yet: "
                 "its owner can delete it later",
-                volume_id,
+                volume=volume_id,
             )
 
     def _is_deleted(self, volume_id: str) -> bool:

@@ -8,7 +8,6 @@ file systems meanwhile. If the action cannot begin, the snapshots are deleted ag
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,6 +20,7 @@ from common.domain import errors, local_disks, models, states
 from common.domain.json_types import JsonObject
 from common.domain.local_disks import SWAP
 from common.domain.wire import from_wire
+from common.service.log import get_logger
 from common.store.rows import BlockDeviceRow, ServerRecord
 from common.store.servers import volumes
 from common.store.servers.servers import loads
@@ -30,7 +30,7 @@ from compute_api.compute.request.host_queries import query_host
 from compute_api.compute.request.request import Request
 from compute_api.compute.servers.disks import block_devices
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 #: Limit for a freeze of the guest, limit for the wait for snapshots, and the interval of polls.
 STILL_SECONDS, WAIT_SECONDS, POLL_SECONDS = 40.0, 30.0, 0.2
 #: How long to retry the deletion of a snapshot, which fails while the snapshot is being created.
@@ -67,9 +67,9 @@ class VolumeSnapshots:
             self.pause(POLL_SECONDS)
         for snapshot in left:
             log.warning(
-                "snapshot %s was created for an image that was refused, and cannot be deleted yet: "
-                "its owner can delete it later",
-                snapshot,
+                "a snapshot was created for an image that was refused, and cannot be deleted "
+                "yet: its owner can delete it later",
+                snapshot=snapshot,
             )
 
     def _is_deleted(self, snapshot_id: str) -> bool:
@@ -181,7 +181,11 @@ def _freeze_guest(request: Request, server: ServerRecord) -> Iterator[None]:
                 "The guest's file systems could not be frozen, and its image requires that "
                 f"({REQUIRED}): {problem.text}"
             ) from problem
-        log.info("volumes of server %s are snapshotted without freeze: %s", server.id, problem.text)
+        log.info(
+            "the volumes of a server are snapshotted without freeze",
+            server=server.id,
+            problem=problem.text,
+        )
     try:
         yield
     finally:
@@ -189,7 +193,9 @@ def _freeze_guest(request: Request, server: ServerRecord) -> Iterator[None]:
             query_host(request, server, "unquiesce", arguments)
         except errors.Problem as problem:
             log.info(
-                "server %s may stay frozen until its host thaws it: %s", server.id, problem.text
+                "a server may stay frozen until its host thaws it",
+                server=server.id,
+                problem=problem.text,
             )
 
 

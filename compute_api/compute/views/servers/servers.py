@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import cast
@@ -22,6 +21,7 @@ from common.domain.hardware.options import OWN
 from common.domain.instance_data import group_names
 from common.domain.json_types import JsonObject
 from common.security.vault import Vault
+from common.service.log import get_logger
 from common.store.rows import BlockDeviceRow, ServerRecord
 from common.store.servers.servers import HostFacts, loads
 from compute_api.compute.request.links import Links
@@ -37,7 +37,7 @@ from compute_api.compute.views.fields import (
 from compute_api.compute.views.servers import addresses
 from compute_api.compute.views.times import format_micros, format_seconds
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 _API = "os_compute_api:"
 ATTRIBUTES = _API + "os-extended-server-attributes"
 HOST_STATUS = _API + "servers:show:host_status"
@@ -460,6 +460,7 @@ def _show_server(getters: VisibleFields, row: ServerRecord, view: ServerView) ->
         return render(getters, row, view)
     except Exception:
         log.exception(
-            "the record of server %s cannot be shown; see its row in the table servers", row.id
+            "the record of a server cannot be shown; see its row in the table servers",
+            server=row.id,
         )
         return render(_PARTIAL, row, view)

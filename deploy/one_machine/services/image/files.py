@@ -7,7 +7,6 @@ while a row refers to it. A crash can leave files without a row, which `sweep` r
 """
 
 import hashlib
-import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,7 +16,9 @@ from typing import BinaryIO
 import falcon
 from oslo_utils.imageutils import format_inspector
 
-LOG = logging.getLogger("standalone.image")
+from common.service.log import get_logger
+
+LOG = get_logger("standalone.image")
 BLOCK = 1024 * 1024
 LARGEST = 2**63 - 1
 """The largest size that the database can hold. A qcow2 header may contain a larger number."""
@@ -84,7 +85,7 @@ class ImageFiles:
             self._sync_folder()
             return upload
         except OSError as error:
-            LOG.error("Cannot store image file %s: %s", name, error)
+            LOG.error("the file of an image cannot be stored", file=name, problem=error)
             raise falcon.HTTPContentTooLarge(
                 description="The image service could not write the image; its disk may be full."
             ) from error
@@ -132,7 +133,7 @@ class ImageFiles:
         """Remove all files whose names are not in `keep`. A crash may have left them."""
         for path in self._folder.iterdir():
             if path.name not in keep:
-                LOG.info("Removing file %s, which belongs to no image", path.name)
+                LOG.info("a file that belongs to no image is removed", file=path.name)
                 path.unlink()
 
     def _sync_folder(self) -> None:

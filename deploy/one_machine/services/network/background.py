@@ -6,7 +6,6 @@ example because the server is deleted, are dropped. While the compute service is
 are kept for an hour.
 """
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -14,12 +13,13 @@ from typing import Protocol
 
 from sqlalchemy import delete, select
 
+from common.service.log import get_logger
 from deploy.one_machine.services.database import DbRow
 from deploy.one_machine.services.network.fabric import Fabric
 from deploy.one_machine.services.network.routers import place_routers
 from deploy.one_machine.services.network.schema import events
 
-LOG = logging.getLogger("standalone.network")
+LOG = get_logger("standalone.network")
 BATCH_SIZE, KEEP_SECONDS = 100, 3600
 MIN_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.5, 15.0
 # Seconds between two checks for routers without a living host.
@@ -66,7 +66,7 @@ class BackgroundThread:
                 self._fabric.has_events.clear()
                 is_done = send_events(self._fabric, self._receiver)
             except Exception:
-                LOG.exception("A round of the background thread failed; the next round retries.")
+                LOG.exception("a round of the background thread failed; the next round retries")
                 is_done = False
             if is_done:
                 pause = MIN_PAUSE_SECONDS
@@ -107,8 +107,8 @@ def _send(rows: Sequence[DbRow], receiver: EventReceiver, now: Callable[[], floa
     fresh = [row for row in rows if row.created > now() - KEEP_SECONDS]
     if len(fresh) < len(rows):
         LOG.error(
-            "Dropped %d events that the compute service did not accept for an hour.",
-            len(rows) - len(fresh),
+            "events were dropped that the compute service did not accept for an hour",
+            count=len(rows) - len(fresh),
         )
     batch = [
         {"name": row.name, "server_uuid": row.server, "status": row.status}

@@ -6,7 +6,6 @@ compares the processes with the rows, so a dead process is restarted on the same
 certificates, only hosts with a certificate of the same authority can connect.
 """
 
-import logging
 import os
 import signal
 import socket
@@ -17,7 +16,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-LOG = logging.getLogger("standalone.volume")
+from common.service.log import get_logger
+
+LOG = get_logger("standalone.volume")
 START_SECONDS, END_SECONDS = 20, 10
 #: Connections of a host at a time. QEMU opens one for each channel of a migration.
 CLIENTS = 16
@@ -81,11 +82,15 @@ class Exports:
                     start_new_session=True,
                 )
             except (OSError, subprocess.TimeoutExpired) as error:
-                LOG.error("qemu-nbd for volume %s cannot start: %s", export.volume_id, error)
+                LOG.error(
+                    "qemu-nbd for a volume cannot start", volume=export.volume_id, problem=error
+                )
                 return False
             if result.returncode:
                 errors = result.stderr.decode(errors="replace").strip()[:300]
-                LOG.error("qemu-nbd for volume %s cannot start: %s", export.volume_id, errors)
+                LOG.error(
+                    "qemu-nbd for a volume cannot start", volume=export.volume_id, problem=errors
+                )
             return result.returncode == 0
 
     def end(self, key: str) -> None:
@@ -119,7 +124,7 @@ class Exports:
                     self.end(key)
             for key, export in expected.items():
                 if self._pid(key) is None:
-                    LOG.warning("the export of volume %s is started again", export.volume_id)
+                    LOG.warning("the export of a volume is started again", volume=export.volume_id)
                     self.start(export)
 
     def known(self) -> list[str]:

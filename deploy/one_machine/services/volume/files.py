@@ -9,12 +9,13 @@ file with its final name is complete.
 
 import errno
 import fcntl
-import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
 
-LOG = logging.getLogger("standalone.volume")
+from common.service.log import get_logger
+
+LOG = get_logger("standalone.volume")
 GIGABYTE = 1024**3
 BLOCK = 16 * 1024 * 1024
 FICLONE = 0x40049409

@@ -5,7 +5,6 @@ Requests of a user are made with the user's token. Data are transferred with the
 token, because this may take longer than a user's token is valid.
 """
 
-import logging
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import IO
@@ -13,13 +12,14 @@ from typing import IO
 import requests
 from keystoneauth1 import exceptions
 
+from common.service.log import get_logger
 from deploy.one_machine.services.database import DbValues
 from deploy.one_machine.services.external import ComputeEvents, ExternalService, Later
 from deploy.one_machine.services.json_types import Body
 from deploy.one_machine.services.volume.faults import fault
 from deploy.one_machine.services.volume.files import Check
 
-LOG = logging.getLogger("standalone.volume")
+LOG = get_logger("standalone.volume")
 BLOCK = 1024 * 1024
 #: The first microversion that shows the id of the attachment.
 COMPUTE_VERSION = "2.89"
@@ -143,7 +143,9 @@ class ComputeNeighbour(ComputeEvents):
                 return True
         except exceptions.ClientException as error:
             LOG.warning(
-                "Cannot send %d events to the compute service, will retry: %s", len(events), error
+                "events cannot be sent to the compute service and are sent again",
+                count=len(events),
+                problem=error,
             )
             return False
         return self.send_events(events)

@@ -4,13 +4,13 @@
 Jobs of an earlier process are run too. Only the transaction that records the result deletes a job.
 """
 
-import logging
 import threading
 import time
 from collections.abc import Callable
 
 from sqlalchemy import Row, delete, select, update
 
+from common.service.log import get_logger
 from deploy.one_machine.services.external import Later
 from deploy.one_machine.services.volume.files import Check
 from deploy.one_machine.services.volume.jobs import KINDS, JobKind, NotWanted, VolumeJob
@@ -18,7 +18,7 @@ from deploy.one_machine.services.volume.neighbours import ImageRefused
 from deploy.one_machine.services.volume.schema import jobs
 from deploy.one_machine.services.volume.service import VolumeChange, VolumeService
 
-LOG = logging.getLogger("standalone.volume")
+LOG = get_logger("standalone.volume")
 THREADS, LOOK_SECONDS, CHECK_SECONDS = 3, 1.0, 1.0
 MAX_PAUSE_SECONDS = 60.0
 
@@ -52,7 +52,7 @@ class JobWorker:
                     self._service.has_jobs.wait(LOOK_SECONDS)
                     self._service.has_jobs.clear()
             except Exception:
-                LOG.exception("A round of the worker failed; the next round retries.")
+                LOG.exception("a round of the worker failed; the next round retries")
                 self._ending.wait(LOOK_SECONDS)
 
     def _watch(self) -> None:
@@ -61,7 +61,7 @@ class JobWorker:
                 self._service.settle_exports()
             except Exception:
                 LOG.exception(
-                    "The exports of volumes to other hosts cannot be updated, will retry."
+                    "the exports of volumes to other hosts cannot be updated; the next round retries"
                 )
             self._ending.wait(LOOK_SECONDS)
 
@@ -116,10 +116,10 @@ class JobWorker:
         except Later as error:
             self._postpone(kind, job, row.attempts + 1, error)
         except (ImageRefused, OSError) as error:
-            LOG.error("%s of %s failed: %s", row.kind, row.target_id, error)
+            LOG.error("a job failed", job=row.kind, target=row.target_id, problem=error)
             self._end(job, kind.failed)
         except Exception:
-            LOG.exception("%s of %s failed unexpectedly", row.kind, row.target_id)
+            LOG.exception("a job failed unexpectedly", job=row.kind, target=row.target_id)
             self._postpone(kind, job, row.attempts + 1, Later("an unexpected error"))
         else:
             self._end(job, kind.done)
@@ -153,7 +153,7 @@ class JobWorker:
         if self._ending.is_set():
             # The next process runs the job.
             return
-        LOG.warning("an attempt of %s of %s failed: %s", job.kind, job.target_id, error)
+        LOG.warning("an attempt of a job failed", job=job.kind, target=job.target_id, problem=error)
         if attempts >= kind.attempts:
             self._end(job, kind.failed)
             return

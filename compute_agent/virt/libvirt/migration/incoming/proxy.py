@@ -19,7 +19,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import ipaddress
-import logging
 import signal
 import socket
 import sys
@@ -30,6 +29,7 @@ from pathlib import Path
 
 from common.security.tls_socket import TlsSocket
 from common.security.unproved import origin, to_shed
+from common.service.log import get_logger
 from common.service.log import start as start_log
 from compute_agent.virt.libvirt.migration.incoming import rpc
 from compute_agent.virt.libvirt.migration.incoming.filter import MOST, MOST_PLAIN, Filter, Refused
@@ -42,7 +42,7 @@ from compute_agent.virt.libvirt.migration.incoming.rpc import (
     Reader,
 )
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 #: Time limits for the handshake, for one packet in either direction, and for a connection to name a
 #: guest.
 HANDSHAKE_SECONDS, PACKET_SECONDS, NAME_SECONDS = 10.0, 30.0, 60.0
@@ -120,10 +120,10 @@ class Proxy:
             was_logged, self._log_at = self._log_at > now, max(self._log_at, now + LOG_EVERY)
         if not was_logged:
             log.warning(
-                "incoming migrations: a request from %s is refused (%d so far): %s",
-                peer,
-                self.refused,
-                reason,
+                "a request for an incoming migration is refused",
+                peer=peer,
+                count=self.refused,
+                problem=reason,
             )
 
     def _listen(self) -> None:
@@ -133,7 +133,7 @@ class Proxy:
             except OSError as problem:
                 if not self._drains.is_set():
                     log.warning(
-                        "incoming migrations: a connection could not be accepted: %s", problem
+                        "a connection for an incoming migration cannot be accepted", problem=problem
                     )
                     self._drains.wait(LOOK_EVERY)
                 continue
@@ -171,7 +171,7 @@ class Proxy:
             self.refuse(connection.peer, f"the connection broke: {problem}")
         except Exception:
             log.exception(
-                "incoming migrations: the connection of %s ended unexpectedly", connection.peer
+                "a connection for an incoming migration ended unexpectedly", peer=connection.peer
             )
         finally:
             connection.close()
@@ -343,7 +343,11 @@ class _Connection:
             while data := local.recv(CHUNK):
                 self._send(data)
         except OSError as problem:
-            log.info("incoming migrations: no answer can be sent to %s: %s", self.peer, problem)
+            log.info(
+                "no answer can be sent to the source of an incoming migration",
+                peer=self.peer,
+                problem=problem,
+            )
         _shut(self._client)
 
     def _answer(self, packet: Packet) -> None:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import logging
 import os
 import subprocess
 import sys
@@ -25,9 +24,10 @@ from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 from common.security.tls import Tls
+from common.service.log import get_logger
 from compute_agent.verb_context import VerbFailed
 
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 #: The longest life of a record. No migration takes longer, including the time in the queue.
 LONGEST_SECONDS = 7 * 86400.0
 READY = "listens"
@@ -147,7 +147,9 @@ class Records:
         except FileNotFoundError:
             return None
         except (ValueError, TypeError) as problem:
-            log.warning("the arrival record of server %s cannot be read: %s", server, problem)
+            log.warning(
+                "the arrival record of a server cannot be read", server=server, problem=problem
+            )
             return None
         return arrival if time.time() < arrival.until else None
 

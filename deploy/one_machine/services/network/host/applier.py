@@ -8,10 +8,10 @@ a failure). A failure only affects a network or router: `apply` continues and re
 The memory of earlier steps only saves work. A restart leads to the same state.
 """
 
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from common.service.log import get_logger
 from deploy.one_machine.services.network.host.desired import (
     Bridge,
     DesiredState,
@@ -25,7 +25,7 @@ from deploy.one_machine.services.network.host.names import TABLES, Names
 from deploy.one_machine.services.network.host.nft import FAMILIES, delete_table
 from deploy.one_machine.services.network.host.state import StateFolder
 
-LOG = logging.getLogger("network.host")
+LOG = get_logger("network.host")
 #: Bridged packets pass the rules of the family inet, only in the host's namespace.
 BRIDGE_SYSCTLS = ("net/bridge/bridge-nf-call-iptables", "net/bridge/bridge-nf-call-ip6tables")
 FORWARDING = "net/ipv4/ip_forward"
@@ -103,9 +103,10 @@ class Applier:
         for family in ("ip", "ip6"):
             if "policy drop" in self.kernel.nft_listing("chain", family, "filter", "FORWARD"):
                 LOG.warning(
-                    "this machine's own firewall drops forwarded packets (chain FORWARD of %s filter): guests have "
-                    "no connections until this chain accepts packets of the bridges brq*",
-                    family,
+                    "this machine's own firewall drops forwarded packets in its chain FORWARD: "
+                    "guests have no connections until this chain accepts packets of the bridges "
+                    "brq*",
+                    family=family,
                 )
 
     def clean(self) -> list[str]:
@@ -140,7 +141,7 @@ class Applier:
                 self._state.sysctls.setdefault(name, before)
                 self._state.save()
                 self.kernel.sysctl(name, "1")
-                LOG.info("%s is 1 now, was %s", name, before)
+                LOG.info("a kernel setting is set to 1", setting=name, before=before)
 
     def _restore_sysctls(self) -> None:
         """Restore the sysctls, unless another network agent of this namespace needs them."""
@@ -149,10 +150,10 @@ class Applier:
         for name, value in self._state.sysctls.items():
             if others:
                 LOG.warning(
-                    "%s stays 1 (before: %s), because other network agents use it: tables %s",
-                    name,
-                    value,
-                    others,
+                    "a kernel setting stays 1, because other network agents use it",
+                    setting=name,
+                    before=value,
+                    tables=others,
                 )
             else:
                 self.kernel.sysctl(name, value)
@@ -166,7 +167,7 @@ class Applier:
             failed[name] = str(error)
             # The state of the kernel is unknown now.
             self._done.clear()
-            LOG.error("cannot apply %s: %s", name, error)
+            LOG.error("an object of the network cannot be applied", object=name, problem=error)
             return False
         return True
 
@@ -175,7 +176,7 @@ class Applier:
             self._set_sysctls()
         if self._rules == rules and not (full and self._listing != self._list_rules()):
             return
-        LOG.info("rules replaced, %d lines", rules.count("\n"))
+        LOG.info("the rules are replaced", lines=rules.count("\n"))
         self._rules = ""
         self.kernel.nft(rules)
         # The next full check compares, because a replacement of equal rules resets rate limits.
@@ -206,7 +207,7 @@ class Applier:
             self.kernel.add_link(
                 bridge.name, "bridge", br_stp_state=0, br_forward_delay=0, br_mcast_snooping=0
             )
-            LOG.info("bridge %s made", bridge.name)
+            LOG.info("a bridge is made", bridge=bridge.name)
         if link is None or (link.mtu, link.is_up) != (bridge.mtu, True):
             self.kernel.bring_up(bridge.name, mtu=bridge.mtu)
 
@@ -219,11 +220,13 @@ class Applier:
             local = {"vxlan_local6" if ":" in address else "vxlan_local": address}
             attributes = {"vxlan_id": tunnel.vni, "vxlan_port": port, **local}
             self.kernel.add_link(tunnel.name, "vxlan", **attributes)
-            LOG.info("tunnel %s of %s made", tunnel.name, tunnel.bridge)
+            LOG.info("a tunnel is made", tunnel=tunnel.name, bridge=tunnel.bridge)
         if link is None or (link.master, link.mtu, link.is_up) != (tunnel.bridge, tunnel.mtu, True):
             self.kernel.bring_up(tunnel.name, master=tunnel.bridge, mtu=tunnel.mtu)
         if self.kernel.set_peers(tunnel.name, set(tunnel.peers)):
-            LOG.info("tunnel %s: peers %s", tunnel.name, ", ".join(tunnel.peers))
+            LOG.info(
+                "the peers of a tunnel are set", tunnel=tunnel.name, peers=", ".join(tunnel.peers)
+            )
 
     def _apply_pair(
         self,
@@ -288,7 +291,7 @@ class Applier:
             except (KernelError, OSError):
                 self.kernel.run("ip", "netns", "del", name)
         self.kernel.run("ip", "netns", "add", name)
-        LOG.info("namespace %s made", name)
+        LOG.info("a network namespace is made", namespace=name)
         return self.kernel.links(name)
 
     def _apply_nat(self, namespace: Namespace, before: set[str]) -> None:
@@ -301,7 +304,7 @@ class Applier:
         for name in ROUTER_SYSCTLS:
             self.kernel.sysctl(name, "1", namespace.name)
         self.kernel.nft(namespace.rules, namespace.name)
-        LOG.info("router %s: %d floating", namespace.name, len(namespace.floating))
+        LOG.info("a router is set up", namespace=namespace.name, floating=len(namespace.floating))
         present = {address for pair in namespace.pairs for address in pair.addresses}
         removed = [one.removesuffix("/32") for one in before - present if one.endswith("/32")]
         for address in sorted(removed):
@@ -341,11 +344,11 @@ class Applier:
         remaining = [name for name in own_devices if name not in devices]
         for name in [*remaining, *(removed_bridges & links.keys())]:
             self._attempt(name, failed, self.kernel.delete_link, name)
-            LOG.info("device %s removed", name)
+            LOG.info("a device is removed", device=name)
         for name in unwanted:
             self._done.pop(name, None)
             self._attempt(name, failed, self.kernel.run, "ip", "netns", "del", name)
-            LOG.info("namespace %s removed", name)
+            LOG.info("a network namespace is removed", namespace=name)
         if not failed:
             self._state.forget(removed_bridges)
             self._done["removed"] = (bridges, devices)

@@ -12,7 +12,6 @@ names no MAC, is removed from the file, and dnsmasq starts anew. Stale leases ar
 dnsmasq's own file each time, so a kill of the agent loses nothing.
 """
 
-import logging
 import os
 import re
 import shutil
@@ -22,11 +21,12 @@ from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from common.service.log import get_logger
 from deploy.one_machine.services.network.host.dnsmasq_config import DnsmasqConfig
 from deploy.one_machine.services.network.host.kernel import Kernel, KernelError
 from deploy.one_machine.services.network.host.names import Names
 
-LOG = logging.getLogger("network.host")
+LOG = get_logger("network.host")
 STOP_TIMEOUT_SECONDS, RELEASE_TIMEOUT_SECONDS, REWRITE_SECONDS = 5.0, 5.0, 0.1
 DEVICE = "dhcp"
 #: dnsmasq's option -> the end of the file's name.
@@ -92,10 +92,10 @@ class DnsmasqProcesses:
             self._loaded[network] = files
             if not stale or self._release(namespace, desired, stale):
                 LOG.info(
-                    "dnsmasq of %s reads %d reservations, %d leases released",
-                    network,
-                    len(desired.reserved),
-                    len(stale),
+                    "dnsmasq reads its reservations again",
+                    network=network,
+                    reservations=len(desired.reserved),
+                    released_leases=len(stale),
                 )
                 return
         self.stop(network)
@@ -106,7 +106,7 @@ class DnsmasqProcesses:
         options = [f"--{name}={self._path(network, kind)}" for name, kind in FILES.items()]
         self._kernel.run("dnsmasq", f"--conf-file={config}", *options, namespace=namespace)
         self._loaded[network] = files
-        LOG.info("dnsmasq of %s started", network)
+        LOG.info("dnsmasq is started", network=network)
 
     def networks(self) -> set[str]:
         """Return the ids of the networks that have files in the runtime folder."""
@@ -231,9 +231,9 @@ class DnsmasqProcesses:
             if time.monotonic() > deadline:
                 addresses = ", ".join(stale_lease.address for stale_lease in remaining)
                 LOG.warning(
-                    "dnsmasq of %s keeps the stale leases of %s, so it is restarted",
-                    wanted.network,
-                    addresses,
+                    "dnsmasq keeps stale leases, so it is restarted",
+                    network=wanted.network,
+                    addresses=addresses,
                 )
                 return False
             time.sleep(0.002)

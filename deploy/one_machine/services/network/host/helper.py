@@ -10,7 +10,6 @@ user id of the peer decides about access.
 """
 
 import json
-import logging
 import os
 import socket
 import struct
@@ -19,13 +18,14 @@ from contextlib import suppress
 from pathlib import Path
 from types import NoneType
 
+from common.service.log import get_logger
 from deploy.one_machine.services.json_types import Body, JsonValue
 from deploy.one_machine.services.network.host.dnsmasq_config import METADATA
 from deploy.one_machine.services.network.host.host_part import HostPart, LocalHostPart
 from deploy.one_machine.services.network.host.kernel import Kernel, KernelError
 from deploy.one_machine.services.network.host.metadata import PORT
 
-LOG = logging.getLogger("network.helper")
+LOG = get_logger("network.helper")
 LENGTH, CREDENTIALS = struct.Struct("!I"), struct.Struct("3i")
 # A description of some ten thousand ports.
 MAX_MESSAGE_BYTES = 64 << 20
@@ -89,7 +89,7 @@ class Helper:
                 try:
                     self.serve_caller(caller)
                 except (OSError, InvalidMessage) as error:
-                    LOG.warning("the connection of the caller is closed: %s", error)
+                    LOG.warning("the connection of the caller is closed", problem=error)
 
     def serve_caller(self, caller: socket.socket) -> None:
         """Serve one caller until the end of the connection.

@@ -7,7 +7,6 @@ request, so all networks work without the network service. SIGTERM stops only th
 guests' bridges, rules and DHCP continue, and only metadata is unavailable.
 """
 
-import logging
 import queue
 import threading
 import time
@@ -16,6 +15,7 @@ from collections.abc import Callable, Mapping
 from ipaddress import IPv4Address
 from pathlib import Path
 
+from common.service.log import get_logger
 from deploy.one_machine.services.json_types import JsonValue
 from deploy.one_machine.services.network.host.applier import Applier, TunnelEndpoint
 from deploy.one_machine.services.network.host.description import Description, parse
@@ -25,7 +25,7 @@ from deploy.one_machine.services.network.host.metadata import MetadataListeners
 from deploy.one_machine.services.network.host.names import Names, bridge
 from deploy.one_machine.services.network.host.state import StateFolder
 
-LOG = logging.getLogger("network.host")
+LOG = get_logger("network.host")
 NO_ADDRESS = IPv4Address(0)
 CHECK_SECONDS, RETRY_SECONDS, POLL_SECONDS = 30.0, 2.0, 20.0
 MIN_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.2, 10.0
@@ -99,15 +99,15 @@ class HostPart(ABC):
         try:
             self.description = parse(tree)
         except (ValueError, TypeError, AttributeError) as error:
-            LOG.error("the description is invalid, the former one stays: %s", error)
+            LOG.error("the description is invalid, so the former description stays", problem=error)
             return False
         self.tree = tree
         if self.listeners is not None:
             self.listeners.set_ports(self.description.ports)
         for complaint in self.description.warnings:
-            LOG.warning("an object of the description is left out: %s", complaint)
+            LOG.warning("an object of the description is left out", problem=complaint)
         for port, reason in self.description.failed.items():
-            LOG.error("port %s is not wired: %s", port, reason)
+            LOG.error("a port is not wired", port=port, problem=reason)
         return True
 
     def _listen_to_metadata(self, namespaces: Mapping[str, str]) -> bool:
@@ -120,7 +120,7 @@ class HostPart(ABC):
         """
         failed = self.listeners.listen(namespaces) if self.listeners is not None else {}
         for name, reason in failed.items():
-            LOG.error("namespace %s: %s", name, reason)
+            LOG.error("a metadata listener cannot be opened", namespace=name, problem=reason)
         return not failed
 
 
@@ -148,7 +148,7 @@ class LocalHostPart(HostPart):
         tree = self.state.description()
         if tree is None or not self.accept(tree):
             return None
-        LOG.info("revision %d of the last run", self.description.revision)
+        LOG.info("the description of the last run is used", revision=self.description.revision)
         return self.apply(full=True)
 
     def save(self) -> None:
@@ -235,11 +235,11 @@ class Loop:
                 last_check = time.monotonic() if is_due else last_check
                 if tree is not None:
                     LOG.info(
-                        "revision %d applied in %.1f ms, %d ports, %d failed",
-                        host.description.revision,
-                        1000 * (time.monotonic() - began),
-                        len(host.description.ports),
-                        len(failed),
+                        "a revision is applied",
+                        revision=host.description.revision,
+                        ms=1000 * (time.monotonic() - began),
+                        ports=len(host.description.ports),
+                        failed=len(failed),
                     )
 
     def stop(self) -> None:
@@ -264,7 +264,9 @@ class Loop:
         try:
             self._acknowledge(self._host.revision, failed)
         except OSError as error:
-            LOG.warning("revision %d not acknowledged: %s", self._host.revision, error)
+            LOG.warning(
+                "a revision cannot be acknowledged", revision=self._host.revision, problem=error
+            )
             return False
         return True
 
@@ -275,7 +277,9 @@ class Loop:
                 tree = self._poll(seen, POLL_SECONDS)
             except OSError as error:
                 LOG.warning(
-                    "the network service does not answer, next try in %.1f s: %s", pause, error
+                    "the network service does not answer; the next try follows",
+                    seconds=pause,
+                    problem=error,
                 )
                 self._stop.wait(pause)
                 pause = min(MAX_PAUSE_SECONDS, pause * 2)

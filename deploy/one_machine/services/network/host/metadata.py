@@ -9,7 +9,6 @@ connections are limited, so no guest waits for another.
 """
 
 import http.client
-import logging
 import selectors
 import socket
 import threading
@@ -26,13 +25,14 @@ from gunicorn.http.errors import ParseException
 from gunicorn.workers.gthread import PollableMethodQueue
 
 from common.security.tls import Tls
+from common.service.log import get_logger
 from compute_api.http.worker.connections import ClientConnection, ClientConnections
 from compute_api.http.worker.limits import ClientLimits
 from compute_api.metadata.proxy_headers import signature
 from deploy.one_machine.services.network.host.description import GuestPort
 from deploy.one_machine.services.network.host.dnsmasq_config import METADATA
 
-LOG = logging.getLogger("network.metadata")
+LOG = get_logger("network.metadata")
 PORT, WORKERS, TIMEOUT_SECONDS = 80, 32, 10.0
 MAX_BODY_BYTES, MAX_ANSWER_BYTES = 64 * 1024, 4 * 1024 * 1024
 #: A guest counts as one address of its network.
@@ -216,10 +216,10 @@ class MetadataListeners:
             client.out.flush()
         except OSError as error:
             LOG.info(
-                "the guest at %s in network %s broke off: %s",
-                _address_of(client),
-                client.tag,
-                error,
+                "a guest broke off its request",
+                address=_address_of(client),
+                network=client.tag,
+                problem=error,
             )
         except Exception:
             LOG.exception("a guest's request failed unexpectedly")
@@ -261,7 +261,9 @@ class MetadataListeners:
             answer = connection.getresponse()
             content = answer.read(MAX_ANSWER_BYTES + 1)
         except (OSError, http.client.HTTPException, ValueError) as error:
-            LOG.warning("the metadata service at %s does not answer: %s", self._upstream.url, error)
+            LOG.warning(
+                "the metadata service does not answer", url=self._upstream.url, problem=error
+            )
             return plain_answer(503, "The metadata service does not answer; try again.")
         finally:
             if connection is not None:
