@@ -57,10 +57,11 @@ def query(since: int = 0) -> str:
     Args:
         since: Time in microseconds. Ended actions are included only if they changed since then.
     """
+    ended = ", ".join(f"'{state}'" for state in ENDED)
     return (
         f"SELECT id, server_id, request_id, name, state, phase, step, attempt, host, created_at, "
         f"updated_at, message "
-        f"FROM actions WHERE state NOT IN {ENDED} OR updated_at >= {since:d} ORDER BY created_at DESC LIMIT 500"
+        f"FROM actions WHERE state NOT IN ({ended}) OR updated_at >= {since:d} ORDER BY created_at DESC LIMIT 500"
     )
 
 

@@ -416,6 +416,12 @@ class Live:
         finally:
             database.close()
 
+    def forget_refusals(self) -> None:
+        """Clear the times of refused messages, which the doctor shows for an hour."""
+        url = self.cloud.database_url or f"sqlite:///{self.home}/data/kilonova.db"
+        with sa.create_engine(url, poolclass=sa.NullPool).begin() as connection:
+            connection.exec_driver_sql("UPDATE hosts SET refused_at = NULL")
+
     def is_writable(self) -> bool:
         """Return True if no other process has the write lock of the SQLite database."""
         database = sqlite3.connect(

@@ -71,7 +71,7 @@ IMAGES: list[tuple[Callable[[Path], bytes], str, str]] = [
     (with_data_file, "qcow2", "not safe"),
     (descriptor, "raw", "declared as raw but its content is vmdk"),
     (descriptor, "qcow2", "declared as qcow2 but its content is"),
-    (descriptor, "vmdk", "format 'vmdk' are not supported"),
+    (descriptor, "vmdk", "its format is 'vmdk'"),
     (larger_than_the_flavor, "qcow2", "disk"),
     (header_only, "qcow2", "declared as qcow2 but its content is"),
     (noise, "qcow2", "declared as qcow2 but its content is"),

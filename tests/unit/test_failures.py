@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import os
 import re
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -266,6 +268,20 @@ def test_evidence_describes_running_and_failed_actions() -> None:
     assert f"req-{REQUEST}, action {ACTION}" in first and second.endswith(": no room")
     assert evidence.describe_actions([action("done")]) == ["none"]
     assert evidence.ids(rows) == {ACTION, SERVER, REQUEST}
+
+
+def test_evidence_query_selects_running_actions_and_those_ended_since() -> None:
+    with closing(sqlite3.connect(":memory:")) as database:
+        database.execute(
+            "CREATE TABLE actions (id, server_id, request_id, name, state, phase, step, attempt, "
+            "host, created_at, updated_at, message)"
+        )
+        for name, state, at in (("old", "done", 1), ("ended", "done", 9), ("runs", "due", 1)):
+            database.execute(
+                "INSERT INTO actions (id, state, updated_at) VALUES (?, ?, ?)", (name, state, at)
+            )
+        rows = database.execute(evidence.query(since=5)).fetchall()
+    assert {row[0] for row in rows} == {"ended", "runs"}
 
 
 def test_evidence_of_log_prefers_lines_with_ids_and_errors(tmp_path: Path) -> None:

@@ -252,7 +252,7 @@ def notices(tx: Connection) -> list[str]:
             lines += [
                 f"host {row.name}: {refused_messages(row.refused_messages, row.refused_ago)}",
                 "    next    read the reason in the log of the conductors: journalctl -u "
-                f"kilonova-conductor --grep 'host {row.name} is refused'. If you know the sender, "
+                f"kilonova-conductor --grep 'name of a host is refused.*{row.name}'. If you know the sender, "
                 f"give it new keys: kilonova host rotate {row.name}. If not, its keys may be "
                 f"stolen: kilonova host remove {row.name}",
             ]

@@ -7,6 +7,7 @@ The tests include the notes about hosts in ``status`` and ``doctor``.
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ import sqlalchemy as sa
 from common.domain import ids
 from common.domain.clock import SECOND
 from common.domain.models import HostInventory
+from common.rpc.host_messages import Refusals
+from common.service.log import JsonFormatter, TextFormatter
 from common.store import schema
 from common.store.engine import Store
 from common.store.hosts import host_keys, hosts, services
@@ -318,15 +321,19 @@ def test_hosts_and_doctor_show_hypervisor_name_used_by_another_host(
 
 
 def test_doctor_shows_refused_messages_and_the_next_step(
-    store: Store, capsys: pytest.CaptureFixture[str]
+    store: Store, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     tell(store, [], as_json=False)
     assert capsys.readouterr().out == "all is well\n"
+    Refusals().count("b", "the message is malformed")
     store.write(lambda tx: hosts.note_refusals(tx, {"b": 12}))
     tell(store, [], as_json=False)
     first, following, last = capsys.readouterr().out.splitlines()
     assert first.startswith("host b: refused in its name: 12 messages, the last one 0 s ago")
     assert "kilonova host rotate b" in following and "kilonova host remove b" in following
+    pattern = following.split("'")[1]
+    for form in (TextFormatter(), JsonFormatter()):
+        assert re.search(pattern, form.format(caplog.records[-1]))
     assert last == "nothing found"
     change(store, schema.hosts, schema.hosts.c.name == "b", refused_at=1)
     tell(store, [], as_json=False)
