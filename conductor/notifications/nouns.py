@@ -12,7 +12,7 @@ PROGRESS = "aggregate.cache_images.progress"
 
 
 def service(of: JsonMapping) -> JsonObject:
-    """Return the payload of a service, from its row."""
+    """Return the payload of a service, from the row."""
     return versioned(
         "ServiceStatusPayload",
         "1.1",
@@ -33,7 +33,7 @@ def service(of: JsonMapping) -> JsonObject:
 
 
 def aggregate(of: JsonMapping) -> JsonObject:
-    """Return the payload of an aggregate and its hosts, from the aggregate's row."""
+    """Return the payload of an aggregate with the hosts, from the aggregate's row."""
     return versioned(
         "AggregatePayload",
         "1.1",
@@ -77,7 +77,7 @@ def flavor(of: JsonMapping) -> JsonObject:
 
 
 def server_group(of: JsonMapping) -> JsonObject:
-    """Return the payload of a server group and its members, from its row. The hosts are null."""
+    """Return the payload of a server group with the members, from the row. The hosts are null."""
     return versioned(
         "ServerGroupPayload",
         "1.1",
