@@ -118,7 +118,7 @@ def make_tempest(log: Path) -> str:
     """Make the environment of Tempest unless complete, and return a note.
 
     Raises:
-        Failure: A package cannot be downloaded or built.
+        Failure: The environment cannot be made, or a package cannot be downloaded or built.
     """
     return _make_once(TEMPEST, TEMPEST_LOCK, log)
 
@@ -159,7 +159,7 @@ def make_docs(log: Path) -> str:
     """Make the environment of Sphinx unless complete, and return a note.
 
     Raises:
-        Failure: A package cannot be downloaded or built.
+        Failure: The environment cannot be made, or a package cannot be downloaded or built.
     """
     return _make_once(DOCS, DOCS_LOCK, log)
 

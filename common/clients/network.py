@@ -261,7 +261,9 @@ class NetworkClient(OptionalService):
         """Create ports and return them. The service creates all of them or none.
 
         Raises:
-            Conflict, Forbidden, BadRequest, NotFound: The service refuses.
+            Forbidden: The service refuses, or the project's quota is exceeded.
+            Unauthorized, Conflict, BadRequest, NotFound, TooLarge: The service refuses.
+            Unavailable: There is no network service, or it does not answer.
         """
         new_ports: list[JsonObject] = self._json("POST", "/ports", token, {"ports": list(ports)})[
             "ports"

@@ -61,7 +61,9 @@ class ShareClient(OptionalService):
         self._http = Http(NAME, self._url, self.timeout)
 
     def share(self, token: str, share_id: str) -> Share:
-        """Return a share with its preferred export location.
+        """Return a share with its preferred export location, or else with the first.
+
+        Locations for admins only are left out.
 
         Raises:
             NotFound: The share does not exist, or the token may not see it.

@@ -106,7 +106,7 @@ class _Peer:
 
     @contextlib.contextmanager
     def _translate_errors(self) -> Iterator[None]:
-        """Translate TransferInterrupted into Unavailable, and TransferCorrupted into VerbFailed."""
+        """Raise Unavailable for TransferInterrupted, retryable VerbFailed for TransferCorrupted."""
         where = f"{self._host}:{self._port}, server {self._server}"
         try:
             yield

@@ -92,8 +92,8 @@ def parse_json(data: bytes, malformed: Callable[[ValueError], str]) -> JsonValue
         malformed: Returns the error text for bytes that are not valid JSON.
 
     Raises:
-        BadRequest: The body is not valid JSON, has too many or too deeply nested objects and
-            lists, or contains a NUL character.
+        BadRequest: The body is not valid JSON, has more than ``MAX_CONTAINERS`` characters { and [
+            (also in texts), is nested too deeply, or contains a NUL character.
     """
     if data.count(b"{") + data.count(b"[") > MAX_CONTAINERS:
         raise errors.BadRequest(

@@ -85,8 +85,9 @@ def forecast(
 def _estimate_remaining(move: Move, at: int, usual: float) -> float:
     """Estimate the remaining seconds of a move from its copied and remaining bytes.
 
-    Without these numbers, return the rest of ``usual``, the seconds that a move usually takes, or 0
-    if the move is late. This is only an estimate, because changed memory is copied again.
+    If no bytes are copied yet, or none remain, return the rest of ``usual``, the seconds that a
+    move usually takes, or 0 if the move is late. This is only an estimate, because changed memory
+    is copied again.
     """
     done = sum(move.progress.get(f"{unit}_processed", 0) for unit in ("memory", "disk"))
     remaining = sum(move.progress.get(f"{unit}_remaining", 0) for unit in ("memory", "disk"))

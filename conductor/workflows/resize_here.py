@@ -61,7 +61,7 @@ def _undo_resize_command(engine: Engine, run: MoveRun) -> SettleResize:
 
 
 def _fail_resize(tx: Connection, engine: Engine, run: MoveRun, problem: StepFailed) -> None:
-    """Begin again with the workflow ``resize``, or record the failure, as ``moves.fail_move`` does.
+    """Do the same as ``moves.fail_move``, but with the workflow ``resize`` for another try.
 
     Only ``resize`` can choose another host.
     """
@@ -199,8 +199,9 @@ def _finish_revert(tx: Connection, engine: Engine, runs: Sequence[MoveEndRun]) -
 def _fail_revert(tx: Connection, engine: Engine, run: MoveEndRun, problem: StepFailed) -> None:
     """Record the failure of a revert.
 
-    If the server still has the new flavor, the server is RESIZED as before. Otherwise the host has
-    the old files and cannot start the guest, so the server is in ERROR.
+    If the server still has the new flavor, the server is RESIZED and the migration finished as
+    before, and the user can try again. Otherwise the host has the old files and cannot start the
+    guest. Then server and migration are in ERROR, and the guest stays off.
     """
     if from_wire(Flavor, run.server.flavor) == run.args.new_flavor:
         resize.record_guest_off(tx, run)

@@ -147,7 +147,7 @@ def check_settings(cloud: Cloud) -> None:
     changes = settings.find_changes(cloud)
     if changes:
         raise Failure(
-            f"This cloud was started with other settings: {', '.join(changes)}.",
+            f"This cloud runs with other settings: {', '.join(changes)}.",
             "Set these variables to their former values; or stop the cloud with ./deploy/down, which keeps the "
             "data, and run this again.",
         )

@@ -125,7 +125,7 @@ def _check(options: argparse.Namespace) -> None:
 def _scheduler_client(conf: cfg.ConfigOpts) -> Ask:
     """Return a function that sends a request spec to a scheduler and returns the explanation.
 
-    The function raises NoAnswer if no scheduler answers.
+    The function raises NoAnswer if no scheduler answers, or if the scheduler's database does not.
     """
     from common.rpc import scheduler
     from common.rpc.transport import Transport

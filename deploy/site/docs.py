@@ -24,7 +24,9 @@ def command(arguments: list[str]) -> int:
         Failure: There are arguments, or a step failed.
     """
     if arguments:
-        raise Failure(f"Invalid arguments: {' '.join(arguments)}", "Run ./deploy/docs.")
+        raise Failure(
+            f"./deploy/docs takes no arguments: {' '.join(arguments)}", "Run ./deploy/docs."
+        )
     with tempfile.TemporaryDirectory(prefix="kn-docs-") as temporary:
         log = Path(temporary) / "install.log"
         steps(

@@ -523,7 +523,7 @@ def test_migration_abort_is_stored_when_host_is_silent(cloud: Cloud, migrating_s
         ("preparing", "2.65", "complete", 400),
     ],
 )
-def test_migration_abort_or_force_complete_in_wrong_status_returns_400(
+def test_migration_abort_or_force_complete_returns_400_unless_status_allows(
     cloud: Cloud, migrating_server: str, status: str, mv: str, control: str, expected: int
 ) -> None:
     set_status(cloud, migrating_server, status)

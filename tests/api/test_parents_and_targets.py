@@ -52,7 +52,7 @@ def nested_operations(world: World) -> list[Operation]:
     ]
 
 
-def test_nested_record_is_found_below_its_own_parent_only(world: World) -> None:
+def test_nested_record_of_other_parent_is_refused_like_missing_record(world: World) -> None:
     """A foreign server's port or migration below an own server is refused like a missing one.
 
     The refusal is the same for admins, and no record changes.

@@ -118,7 +118,9 @@ def test_openstackclient_creates_changes_and_deletes_limits(cloud: Cloud) -> Non
     assert cloud.openstack("registered limit list -f json", "limit list -f json") == [[], []]
 
 
-def test_openstacksdk_creates_and_deletes_each_identity_resource(cloud: Cloud, admin: Any) -> None:
+def test_openstacksdk_creates_and_deletes_domain_region_endpoint_and_role(
+    cloud: Cloud, admin: Any
+) -> None:
     identity = admin.identity
     domain = identity.create_domain(name=f"domain-{uuid.uuid4().hex[:8]}")
     project = identity.create_project(name="same name", domain_id=domain.id)

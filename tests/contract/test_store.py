@@ -259,7 +259,7 @@ def test_actions_take_by_older_conductor_skips_newer_workflow_version(store: Sto
     assert len(store.write(lambda tx: actions.take(tx, "c1/1", {"create": 2}, 10))) == 1
 
 
-def test_actions_take_query_has_one_condition_per_workflow_version(store: Store) -> None:
+def test_actions_take_query_has_one_condition_for_workflows_of_same_version(store: Store) -> None:
     """Conductors take actions all the time.
 
     A condition for each workflow costs four times as much.

@@ -62,7 +62,7 @@ def disks_are_equal(pair: Pair, spec: GuestSpec) -> bool:
     return process.returncode == 0
 
 
-def test_cold_migration_keeps_base_image_of_disk(pair: Pair) -> None:
+def test_cold_migration_keeps_base_image_when_record_names_another_image(pair: Pair) -> None:
     spec = replace(pair.off_with_canary(), image=RECORDED_IMAGE)
     destination = pair.destination.driver
     destination.prepare(spec, pair.peer(spec.server), read_other, QUIET)

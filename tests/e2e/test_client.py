@@ -164,7 +164,7 @@ def test_openstack_server_create_with_min_and_max_2_creates_pair(cloud: Live, de
     ) == [[]]
 
 
-def test_openstack_lists_hosts_services_and_providers_for_admins_only(
+def test_openstack_admin_lists_hosts_services_providers_and_user_no_services(
     cloud: Live, recorder: Recorder
 ) -> None:
     hosts, services, providers = cloud.openstack(

@@ -258,7 +258,7 @@ def incomplete_lab() -> Iterator[LiveLab]:
     assert (live.home.exists(), live.processes(), live.kernel_leftovers()) == (False, [], [])
 
 
-def test_lab_down_removes_lab_before_its_first_up(incomplete_lab: LiveLab) -> None:
+def test_lab_down_before_first_up_removes_home_and_can_be_repeated(incomplete_lab: LiveLab) -> None:
     assert incomplete_lab.command("status").returncode == 1
     assert incomplete_lab.command("kill", HOST).returncode == 1
     assert incomplete_lab.down().returncode == 0

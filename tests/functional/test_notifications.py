@@ -49,7 +49,7 @@ class Broker:
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "mariadb", "postgresql"])
-def test_notifications_are_sent_in_order_after_broker_outage(
+def test_notifications_of_each_server_are_sent_in_order_after_broker_outage(
     new_cloud: Callable[..., Cloud], kind: str
 ) -> None:
     cloud, broker = new_cloud(kind), Broker()

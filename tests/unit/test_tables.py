@@ -27,7 +27,7 @@ def test_action_row_has_a_policy_and_one_implementation(row: Action) -> None:
 
 
 @ROWS
-def test_action_row_has_only_defined_states_and_statuses(row: Action) -> None:
+def test_action_table_row_has_only_defined_states_and_http_status(row: Action) -> None:
     assert row.vm == states.ANY or set(row.vm) <= set(VM_STATES)
     assert row.task == states.ANY or set(row.task) <= TASK_STATES | {None}
     assert row.after is None or row.after in VM_STATES
@@ -120,7 +120,7 @@ def test_final_vm_state_allows_delete_and_another_action_unless_deleted(vm_state
     assert vm_state in (states.DELETED, states.BUILDING) or len(ways) > 1
 
 
-def test_hard_reboot_delete_and_evacuate_supersede_a_running_action() -> None:
+def test_only_kinds_of_reboot_delete_and_evacuate_supersede_running_action() -> None:
     hard = states.action("reboot", "HARD")
     assert hard is not None
     assert states.REBOOTING in hard.task

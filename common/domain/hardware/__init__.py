@@ -164,7 +164,7 @@ def traits(flavor: Flavor, properties: Mapping[str, str]) -> tuple[list[str], li
                 if not _NAME.fullmatch(trait):
                     raise refusal(
                         name,
-                        "a trait's name consists of capital letters, digits and underscores.",
+                        "a trait's name consists of 1 to 255 capital letters, digits and underscores.",
                     )
                 host_traits[read(name, value, one_of(*words))].add(trait)
     for option in OPTIONS:

@@ -63,7 +63,7 @@ class Hardware:
 
     @property
     def needs_assignment(self) -> bool:
-        """True if the guest has NUMA nodes, dedicated CPUs or devices, which the host assigns."""
+        """True if the guest has NUMA nodes, dedicated CPUs or devices, which the claim assigns."""
         return bool(self.numa_nodes or self.dedicated or self.devices)
 
 

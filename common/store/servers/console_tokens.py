@@ -71,9 +71,9 @@ def create(
 ) -> str:
     """Create and return a token for the server's guest, valid for ``seconds``.
 
-    This also deletes tokens that expired long ago, and the server's oldest unused tokens, so that
-    at most ``UNUSED_PER_SERVER`` are left. ``kind`` is the console type, and ``caller`` the sealed
-    token of the user.
+    This also deletes tokens that expired long ago, and the server's oldest tokens without an open
+    session, so that at most ``UNUSED_PER_SERVER`` without a session are left. ``kind`` is the
+    console type, and ``caller`` the sealed token of the user.
 
     Raises:
         Conflict: The server has no guest on its own host.

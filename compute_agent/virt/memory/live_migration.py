@@ -153,7 +153,8 @@ def progress(host: MemoryHost, server: str, shared: bool) -> Callable[[float, Ve
     """Return the function ``pass_by(seconds, context)``, which waits while the guest migrates.
 
     The function reports the progress. On a request to abort, the function raises MigrationAborted.
-    On a request to complete, it returns early. If the verb is cancelled, it raises Cancelled.
+    On a request to complete, it returns early. If the verb is cancelled, it raises Cancelled. With
+    ``shared`` no disk is copied, so the disk counts as 0 bytes.
     """
     guest = host.guests.get(server)
     totals = {

@@ -227,7 +227,8 @@ def _change_properties(
         new: All new properties. Properties that are only in ``old`` are removed.
 
     Raises:
-        Forbidden: The quota does not allow so many properties.
+        Forbidden: The quota does not allow so many properties, or the image service refuses.
+        Problem: As for the image client's ``change``.
     """
     most = request.limits().of("metadata_items")
     if 0 <= most < len(new):

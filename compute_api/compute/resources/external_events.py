@@ -155,7 +155,7 @@ def _detach(request: Request, events: Sequence[JsonMapping], rows: JsonMapping) 
     This includes locked servers, because the port no longer exists. If the state or a running
     action of a server does not allow the detachment now, or the server's row lacks the port, this
     calls ``_record_deletion``, except for a tag that is not a UUID. The code is MISSING if the
-    server does not exist any more, otherwise DONE.
+    detachment or ``_record_deletion`` does not find the server any more, otherwise DONE.
     """
     codes = []
     for event in events:

@@ -98,7 +98,7 @@ def _count_stock(row: JsonObject, amount: Callable[[dict[str, int]], int]) -> Co
 
 
 def update(request: Request, host: str) -> JsonObject:
-    """Enable or disable a host for new servers, for PUT /os-hosts/{host}.
+    """Enable or disable a host for new servers, and clear the reason, for PUT /os-hosts/{host}.
 
     Raises:
         NotFound: The host does not exist.

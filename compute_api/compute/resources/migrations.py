@@ -251,9 +251,9 @@ def _request_control(
 def _make_control_command(
     tx: Connection, move: ShownMigrationRow, control: Control
 ) -> tuple[str, Command] | None:
-    """Return the source host and the command that controls the migration.
+    """Return the source host and the command that passes ``control`` to the running migration.
 
-    The result is None if the host has no running command for the migration.
+    The result is None if the migration's action does not wait for a host at ``_CONTROLLED_STEP``.
     """
     action = actions.show_by_id(tx, move.action_id)
     if (

@@ -144,10 +144,13 @@ def replace_tags(request: Request, server: ServerRecord) -> JsonObject:
 
 
 def add_tag(request: Request, server: ServerRecord, tag: str) -> ApiResponse:
-    """Add a tag for PUT /servers/{id}/tags/{tag}. Answer 201, or 204 if the server had the tag.
+    """Add a tag for PUT /servers/{id}/tags/{tag}. Answer 201, or 204 if ``server`` has the tag.
+
+    ``server`` was read before, so a tag that a parallel request has just added gives 201.
 
     Raises:
         BadRequest: The tag is invalid, or the server already has ``MAX_TAGS`` other tags.
+        NotFound: The server was deleted meanwhile.
     """
     if not (_TAG.match(tag) and is_printable(tag)):
         raise errors.BadRequest(

@@ -198,9 +198,16 @@ class Server(BaseApplication):  # type: ignore[misc]  # gunicorn ships no types
     def reload(self) -> None:
         """Read the configuration again. On SIGHUP gunicorn calls this, and replaces the workers.
 
-        The new workers use the changed configuration, except for the options in ``KEPT`` and
-        ``KEPT_OF_SECTION``. If no worker can start with the changed configuration, the new workers
-        use the old one. The old workers serve until the new ones run.
+        The new workers create the application with the changed configuration. If this is not
+        possible, they use the old one. gunicorn stops the old workers at once, so a request may
+        wait while the application loads.
+
+        The master keeps what it has created: the listener with its TLS, the number of workers and
+        threads, the limits of clients, the sampling of traces, and a policy loaded from a file. The
+        log lists changes in ``KEPT`` and ``KEPT_OF_SECTION`` as needing a restart. Some of them
+        still take effect in the new workers: ``[tls]`` for their connections to the database and
+        other services, ``[tracing] endpoint``, ``max_body`` and ``threads`` as limits of the
+        application, and ``policy_file`` if there was none at the start.
         """
         process = self._name.removeprefix("kilonova-")
         section = process.replace("-", "_")

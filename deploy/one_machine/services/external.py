@@ -67,7 +67,8 @@ class ExternalService:
                 caller gives the token.
 
         Raises:
-            Later: There is no URL or no response, or the status is transient (401, 408, 429, 5xx).
+            Later: There is no URL, token or response, or the status is transient (401, 408, 429,
+                5xx).
         """
         try:
             response = self._session.request(

@@ -103,7 +103,7 @@ def mapping(properties: Mapping[str, Document], *required: str, others: bool = F
 
 
 def nullable(document: Document) -> Document:
-    """Return a schema that accepts null and the values of ``document``."""
+    """Return a schema that accepts null and the values of ``document``, which has one type."""
     enum = {"enum": [None, *document["enum"]]} if "enum" in document else {}
     return {**document, "type": ["null", document["type"]], **enum}
 

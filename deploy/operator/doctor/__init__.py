@@ -586,6 +586,9 @@ def _ignored_ids(tx: Connection) -> set[str]:
 def _port_remedy(port: JsonMapping, resting: Mapping[str, ServerPlace]) -> str:
     """Return a text with the operator's commands for a port that no server's record has.
 
+    If the port's server is in ``resting``, the commands attach or delete the port. Otherwise they
+    adopt or discard a guest, or delete the port.
+
     Args:
         port: The port.
         resting: The servers without an action, by id.

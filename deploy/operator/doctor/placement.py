@@ -73,7 +73,9 @@ def check(
     records: Sequence[GuestRow],
     moves: Sequence[MigrationRow],
 ) -> Iterator[Finding]:
-    """Yield the findings about allocations, capacity, hardware, server groups and aggregates.
+    """Yield the findings about allocations, consumers, capacity, hardware and server groups.
+
+    This also checks aggregates, and the trait of disabled hosts.
 
     Args:
         tx: The transaction.

@@ -35,7 +35,7 @@ def signing_request(key: ec.EllipticCurvePrivateKey | ed25519.Ed25519PrivateKey 
     )
 
 
-def test_signer_answer_takes_only_the_public_key_from_the_request(authority: Authority) -> None:
+def test_signer_answer_ignores_subject_and_names_of_request(authority: Authority) -> None:
     signer = Signer.read(str(authority.path), str(authority.key_path))
     cert = x509.load_pem_x509_certificate(
         signer.answer(signing_request(), "h1", "192.0.2.7").encode()

@@ -187,7 +187,7 @@ def test_mem_page_size_accepts_names_and_units(text: str, page: int) -> None:
         ("2MB", "2048", 2048),
     ],
 )
-def test_image_page_size_is_used_when_the_flavor_leaves_a_choice(
+def test_image_page_size_is_used_when_flavor_allows_this_size(
     flavors: str, images: str, page: int
 ) -> None:
     assert (

@@ -104,7 +104,7 @@ def test_memory_live_migration_survives_kills_of_destination(
     processes.check_arrived()
 
 
-def test_memory_live_migration_completes_after_source_is_killed(
+def test_memory_live_migration_completes_when_repeated_by_restarted_source(
     processes: Processes,
 ) -> None:
     processes.source.ensure_paused("s", 1, QUIET)
@@ -120,7 +120,7 @@ def test_memory_live_migration_completes_after_source_is_killed(
     )
 
 
-def test_memory_live_migration_is_unavailable_until_destination_returns(
+def test_memory_live_migration_raises_unavailable_until_destination_returns(
     processes: Processes, tmp_path: Path
 ) -> None:
     processes.migrate()

@@ -405,7 +405,7 @@ def test_security_group_rule_returns_400_if_invalid_409_if_duplicate_404_without
         (None, None, None),
     ],
 )
-def test_security_group_rule_shows_given_and_normalized_remote_prefix(
+def test_security_group_rule_shows_remote_prefix_with_length_and_normalized(
     network: Network, prefix: Any, given_prefix: Any, normalized: Any
 ) -> None:
     group = network.create("security_group", name="web")["id"]

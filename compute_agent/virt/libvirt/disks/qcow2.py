@@ -247,7 +247,9 @@ def _check_table(name: str, at: int, size: int, max_bytes: int, cluster: int, le
 def _check_entries(
     file: int, name: str, at: int, count: int, reserved: int, cluster: int, length: int
 ) -> None:
-    """Raise ValueError unless each entry has the offset 0 or that of a cluster in the file.
+    """Raise ValueError unless all entries of the table are valid.
+
+    A valid entry has no reserved bits, and its offset is 0 or that of a cluster in the file.
 
     Args:
         file: Descriptor of the file.

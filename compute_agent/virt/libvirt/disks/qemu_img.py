@@ -209,7 +209,10 @@ def size_of_rbd(source: VolumeSource, key: bytes) -> int:
             check=False,
         )
     except subprocess.TimeoutExpired as error:
-        raise OSError(f"qemu-img did not end within {error.timeout:.0f} seconds") from error
+        raise OSError(
+            f"the Ceph cluster did not return the size of image {source.export} within {error.timeout:.0f} seconds; "
+            "check that this host reaches the monitors"
+        ) from error
     finally:
         os.close(read)
     if result.returncode != 0:

@@ -83,8 +83,9 @@ def freeze(libvirt: Connection, server: str) -> bool:
     File systems that an earlier process left frozen are thawed first.
 
     Returns:
-        True if they are frozen. False if the guest does not run, no agent answers, or the freeze
-        failed. A failed freeze is undone, unless the log reports that the thaw failed too.
+        True if they are frozen, or if the domain has disappeared after the first checks. False if
+        the guest does not run, no agent answers, or the freeze failed. A failed freeze is undone,
+        unless the log reports that the thaw failed too.
 
     Raises:
         VerbFailed: The server has no domain.

@@ -406,7 +406,11 @@ class LibvirtGuests:
         self._libvirt.mark(server, facts=write_facts(changed(_read_facts(text))))
 
     def record_interface(self, server: str, interface: Interface) -> None:
-        """Add an attached interface to the domain's metadata of Kilonova and of Nova."""
+        """Add an attached interface to the domain's metadata of Kilonova and of Nova.
+
+        Raises:
+            VerbFailed: There is no domain, or its metadata is missing or cannot be read.
+        """
         self.remember(server, lambda facts: facts.with_interface(interface))
         self._libvirt.change_metadata(server, lambda text: nova_xml.with_interface(text, interface))
 
@@ -530,8 +534,9 @@ class LibvirtGuests:
         """Return the host's part of the server's definition. Nothing is changed on the host.
 
         Raises:
-            VerbFailed: The id is not a UUID, or this host does not support the connection of a
-                volume.
+            VerbFailed: The id is not a UUID, libvirt refuses, or this host cannot use the
+                connection, QoS or block sizes of a volume.
+            NoAnswer: libvirtd does not answer.
         """
         return HostDetails(
             self.folder(spec.server),

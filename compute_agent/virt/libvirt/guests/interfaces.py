@@ -113,7 +113,9 @@ def detach(
 def settle(
     libvirt: Connection, server: str, fence: int, plugs: Iterable[Plug], context: VerbContext
 ) -> None:
-    """Attach and detach interfaces so that active domain and definition have exactly ``plugs``.
+    """Attach and detach interfaces until domain and definition have exactly the MACs of ``plugs``.
+
+    An interface with the MAC address of a plug is not changed, even if the rest differs.
 
     Raises:
         VerbFailed: An interface cannot be attached or detached.

@@ -396,11 +396,16 @@ class _Migration:
     def follow(self, call: jobs.BackgroundCall | None) -> None:
         """Report progress and apply the user's controls and the timeout until the job has ended.
 
+        If the verb is cancelled, return when ``_cancel`` returns. The error of a failed ``call`` is
+        not raised, but is in ``call.error``.
+
         Args:
             call: The call that began the migration, or None to follow a job of an earlier agent.
 
         Raises:
             Cancelled: The verb was cancelled, and the abort is still in progress.
+            VerbFailed: libvirt refuses a request, for example to pause the guest.
+            NoAnswer: libvirtd does not answer.
         """
         while call.lasts(LOOK_SECONDS) if call else self.job():
             if self._context.cancelled():

@@ -186,8 +186,9 @@ class Connectors:
         """Connect the volume, check the size, and return size and serial. Repeatable.
 
         Raises:
-            VerbFailed: The volume is not available, or is smaller than ``volume.size_gb``. A volume
-                that is too small may stay connected.
+            VerbFailed: This host cannot use the volume's connection, for example because the volume
+                is encrypted. Or the volume is not available, or is smaller than
+                ``volume.size_gb``. A volume that is too small may stay connected.
         """
         link = volumes.link(volume, self.table)
         device = self.table[link.protocol].connect(volume, link, self.secrets)

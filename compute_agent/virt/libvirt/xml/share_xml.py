@@ -55,7 +55,7 @@ def with_shares(xml: str, folders: Mapping[str, str]) -> str:
 
 
 def _read_share(device: Element) -> tuple[str, str]:
-    """Return the device's tag in the guest and the folder on the host."""
+    """Return the device's tag in the guest and the folder on the host, each "" if missing."""
     target, source = device.find("target"), device.find("source")
     return "" if target is None else target.get("dir", ""), "" if source is None else source.get(
         "dir", ""

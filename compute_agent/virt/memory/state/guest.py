@@ -196,7 +196,8 @@ class MemoryGuest:
         The volume with boot index 0 gets the name of the root disk.
 
         Raises:
-            Forbidden: The volumes need more names than a bus has.
+            Forbidden: No name is free for a volume. Disks of buses with one prefix, including the
+                local disks, share 26 names.
         """
         volumes = sorted(
             (volume for volume in self.volumes if volume.boot_index != 0),

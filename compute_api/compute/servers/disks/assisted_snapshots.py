@@ -96,7 +96,10 @@ def _check_snapshot_id(snapshot_id: str) -> str:
 
 def _check_file_name(value: object, name: str) -> str:
     if not isinstance(value, str) or not FILE_NAME.fullmatch(value):
-        raise errors.BadRequest(f"{name} must be the name of a file, without a folder.")
+        raise errors.BadRequest(
+            f"{name} must be the name of a file without a folder: 1 to 200 letters, digits, underscores, dots and "
+            "hyphens, without a dot or hyphen at the beginning."
+        )
     return value
 
 

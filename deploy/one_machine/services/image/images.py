@@ -88,7 +88,7 @@ class ImageItem(Handler[ImageStore]):
         form = (req.content_type or "").partition(";")[0].strip()
         if form not in (PATCH_TYPE, OLD_PATCH_TYPE):
             raise falcon.HTTPUnsupportedMediaType(
-                description=f"The Content-Type of a change must be {PATCH_TYPE}.",
+                description=f"The Content-Type of a change must be {PATCH_TYPE} or {OLD_PATCH_TYPE}.",
                 headers={"Accept-Patch": f"{PATCH_TYPE}, {OLD_PATCH_TYPE}"},
             )
         operations = read_json(req)

@@ -85,7 +85,7 @@ class ImageStore:
         Raises:
             HTTPBadRequest: A format of the image is missing, or the body does not have the
                 announced size.
-            HTTPConflict: The image is not queued.
+            HTTPConflict: The image is not queued, or does not exist any more.
             HTTPContentTooLarge: The data are too large, or cannot be written.
             HTTPGone: The image was deleted during the upload.
         """

@@ -209,7 +209,10 @@ def _check_still(request: ActionRequest) -> None:
     """
     connection, key = request.change.connection, request.row.id
     if find_connected(connection, key) or is_read(connection, key):
-        raise fault("Conflict", why=f"volume {key} is connected to a host, or a job copies it")
+        raise fault(
+            "Conflict",
+            why=f"volume {key} is connected to a host, or a job copies it: detach the volume, or wait for the job",
+        )
 
 
 @dataclass(frozen=True)

@@ -64,7 +64,8 @@ def _query(host: str, port: int, server: str, tls: Tls | None) -> bytes:
         try:
             if context is not None and side.recv(len(WELCOME)) != WELCOME:
                 raise Malformed(
-                    "the destination did not accept this host's certificate; see the log of kilonova-agent there"
+                    "the destination refused this host's certificate, or expects no guest from this host; see the "
+                    "log of kilonova-agent there"
                 )
             question = Packet(rpc.QUESTION, 1, body=rpc.opaque(server.encode()))
             side.sendall(question.to_bytes())

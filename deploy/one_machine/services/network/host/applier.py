@@ -322,6 +322,9 @@ class Applier:
             desired: The desired state.
             failed: The failures so far, to which this method adds its own. With a failure, removed
                 bridges stay in the state folder until the next success.
+
+        Raises:
+            KernelError, OSError: The present devices or dnsmasq's state cannot be read.
         """
         namespace_names = {namespace.name for namespace in desired.namespaces}
         served_networks = {

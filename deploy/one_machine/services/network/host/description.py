@@ -407,7 +407,7 @@ def _rule(item: JsonValue) -> SecurityRule:
     protocol = _protocol(item.get("protocol"), version)
     low, high = item.get("port_min"), item.get("port_max")
     if (low, high) != (None, None) and protocol not in (ICMP, ICMP6, *WITH_PORTS):
-        raise ValueError(f"protocol {protocol} of the rule has no ports")
+        raise ValueError(f"the rule has a range of ports, but protocol {protocol} has no ports")
     highest = 255 if protocol in (ICMP, ICMP6) else 65535
     prefix = _prefix(item["remote_prefix"]) if item.get("remote_prefix") else None
     if prefix is not None and prefix.version != version:

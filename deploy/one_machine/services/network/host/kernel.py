@@ -176,7 +176,8 @@ class Kernel:
     def add_pair(self, outer: str, inner: str, mac: str, mtu: int, namespace: str | None) -> None:
         """Make a veth pair: ``outer`` in the host's namespace, ``inner`` in ``namespace``.
 
-        ``mac`` is the MAC address of ``inner``. Both ends get ``mtu`` and are still down.
+        With ``namespace`` None both are in the host's. ``mac`` is the MAC address of ``inner``.
+        Both ends get ``mtu`` and are still down.
 
         Raises:
             KernelError, OSError: The pair cannot be made.
