@@ -30,6 +30,8 @@ from common.domain.models import (
     NumaNode,
     RequestSpec,
     Selection,
+    Sync,
+    SyncAnswer,
 )
 from common.domain.service_binaries import Binary
 from common.domain.statuses import GuestState, MigrationType
@@ -383,11 +385,16 @@ class Cloud:
         )
         if self.lose("sync"):
             return
+        answer = self.exchange(request)
+        if not self.lose("answer"):
+            host.agent.record_answer(request, answer)
+
+    def exchange(self, request: Sync) -> SyncAnswer:
+        """Return a conductor's answer to a host's report, or raise the conductor's exception."""
         answer = reports.handle(self.engine, [request])[0]
         if isinstance(answer, Exception):
             raise answer
-        if not self.lose("answer"):
-            host.agent.record_answer(request, answer)
+        return answer
 
     def _is_idle(self, host: Host) -> bool:
         """Send a heartbeat if possible. Return True if the exchange is unnecessary."""
@@ -397,9 +404,12 @@ class Cloud:
         beat = host.agent.heartbeat()
         if beat is None or self.lose("heartbeat"):
             return False
-        is_idle = self.engine.heartbeats.answer(from_wire(Heartbeat, to_wire(beat)))
-        host.agent.record_heartbeat_answer(HeartbeatAnswer(is_idle))
-        return is_idle
+        answer = self.answer_heartbeat(from_wire(Heartbeat, to_wire(beat)))
+        host.agent.record_heartbeat_answer(answer)
+        return answer.nothing
+
+    def answer_heartbeat(self, beat: Heartbeat) -> HeartbeatAnswer:
+        return HeartbeatAnswer(self.engine.heartbeats.answer(beat))
 
     def round(self) -> None:
         """Run conductor, hosts, sweep, cleanups and host actions once. Then a second passes."""
