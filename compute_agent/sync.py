@@ -215,11 +215,12 @@ class Agent:
     ) -> None:
         """Record a refusal as the result of a command, for the next exchange.
 
-        The conductor repeats the command, and after several refusals the action is stuck.
+        The conductor repeats the command while the action waits for the result. After
+        ``MAX_REFUSALS`` refusals in a row (``conductor.engine.retries``) the action is stuck.
 
         Args:
             command: The refused command.
-            error: The reason. The conductor shows it after "Host h1 refuses it: ".
+            error: The reason. The conductor shows this after "Host h1 refuses the command VERB: ".
             reason: The kind of the reason.
             known_fence: The server's higher fence on this host, for a command with an older fence.
             details: Text for the operator.

@@ -129,12 +129,14 @@ class Hosts:
         return True
 
     def _read(self, tx: Connection, moment: float, at_once: bool) -> None:
-        """Update the columns with changed hosts, hosts of ``_choose_next``, aggregates and extras.
+        """Update the columns with the data of hosts, aggregates, running disk copies and extras.
+
+        The hosts are the changed hosts and the hosts of ``_choose_next``. They are read and copied
+        in batches, which limits the memory.
 
         Removed hosts are dropped at most once per second, or with ``at_once``. Aggregates are read
         if they may have changed or rows have moved.
 
-        The rows of each statement are copied before the next statement, which limits the memory.
         The store may repeat the whole function after a conflict.
         """
         columns, last_marks = self._columns, self._marks

@@ -175,6 +175,7 @@ class Store:
             ConfigError: The connection would be plain text to another machine without [tls]
                 allow_plain_text, the files or options of [tls] cannot be used, or the driver is not
                 installed.
+            ValueError: The port in the URL is not a number.
         """
         try:
             return cls(

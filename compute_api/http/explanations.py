@@ -155,7 +155,10 @@ def _limit_errors(keyword: Keyword) -> Keyword:
 
 @functools.cache
 def _compile_pattern(pattern: str) -> Callable[[object], bool]:
-    """Return a function that checks whether any part of a text matches a pattern of a schema."""
+    """Return a function that checks whether any part of a text matches a pattern of a schema.
+
+    The function returns True for a value that is no text.
+    """
     return jsonschema_rs.Draft202012Validator({"pattern": pattern}).is_valid
 
 

@@ -97,7 +97,8 @@ def parse_json(data: bytes, malformed: Callable[[ValueError], str]) -> JsonValue
     """
     if data.count(b"{") + data.count(b"[") > MAX_CONTAINERS:
         raise errors.BadRequest(
-            f"The request body has too many objects and lists: at most {MAX_CONTAINERS} are accepted."
+            f"The request body has too many objects and lists: at most {MAX_CONTAINERS} characters {{ and [ "
+            "are accepted, also in texts."
         )
     try:
         body = orjson.loads(data)

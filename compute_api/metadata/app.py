@@ -111,9 +111,15 @@ class MetadataResource:
 def look_up(data: InstanceData, parts: Sequence[str]) -> tuple[bytes, str] | None:
     """Return the content at this path and its content type, or None if the path does not exist.
 
+    The content of a folder is a list of names.
+
     Args:
         data: The guest's data.
-        parts: The parts of the path between slashes, without empty parts.
+        parts: The parts of the path between slashes, without empty parts. Not the path of the
+            password, which the caller serves.
+
+    Raises:
+        Unavailable: A required vendor data service has no usable answer.
     """
     tree, parts = (parts[0], parts[1:]) if parts[:1] in (["openstack"], ["ec2"]) else ("ec2", parts)
     versions = VERSIONS if tree == "openstack" else EC2_VERSIONS

@@ -25,8 +25,9 @@ MAX_VERB_CHARACTERS = 40
 def clean(sync: Sync) -> Sync:
     """Return the report with printable, short texts.
 
-    These are the texts of results, inventory, cached images and progress. Ids and the keys of
-    commands stay unchanged.
+    These are the error and details of results, the inventory, the reasons of cached images, and the
+    stalled verb of a command's progress. The data of results, ids and the keys of commands stay
+    unchanged.
     """
     changes: JsonObject = {}
     if sync.results:

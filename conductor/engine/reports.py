@@ -205,7 +205,7 @@ def _leave_out(engine: WorkflowEngine, reported: Sync, problem: Exception) -> No
 
     If the database is busy or does not answer, the work on the part's servers is postponed.
     Otherwise the failure is counted for each action that waits for this host and that a result in
-    the part names. The host's reports are then processed separately for ``ODD_HOST_SECONDS``.
+    the part names, and the host's reports are processed separately for ``ODD_HOST_SECONDS``.
     """
     log.error(
         "a part of a host's report cannot be processed and is left out",
@@ -667,7 +667,8 @@ def _is_news(server: PlacedServerRow, host: str, domain: DomainState) -> bool:
 def _lost_power(server: PlacedServerRow, domain: DomainState) -> bool:
     """Return True if a server that should run is off at its host and in its record.
 
-    Only a boot of the host leads to this state (``guests.lost_power``).
+    A boot of the host leads to this state (``guests.lost_power``), and so does a reset of the state
+    to active for a server that is off.
     """
     return server.vm_state in (states.ACTIVE, states.RESCUED) and (
         domain.power_state == server.power_state == states.SHUTDOWN

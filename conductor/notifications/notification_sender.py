@@ -75,7 +75,8 @@ class NotificationSender:
         """Send at most ``BATCH_SIZE`` rows in order, and delete the rows from the outbox.
 
         The batch ends early before a row that cannot be sent now, or if the lease is nearly over.
-        Then the oldest rows beyond ``limit`` are dropped.
+        Only after such an early end are the oldest rows beyond ``limit`` dropped unsent. Gaps in
+        the ids count as rows.
 
         Returns:
             The number of rows sent, or dropped as in ``_send``. 0 if no row waits, this conductor

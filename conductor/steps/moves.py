@@ -227,7 +227,7 @@ def claim_place(tx: Connection, engine: Engine, runs: Sequence[MoveRun]) -> None
 
 
 def record_claim(run: MoveRun, claimed: ClaimedHost) -> None:
-    """Record the claimed destination in the data of the move."""
+    """Record source and claimed destination, with zone and assignment, in the data of the move."""
     run.data.placed, run.data.dest, run.data.source = True, claimed.host, source(run)
     run.data.zone, run.data.assignment = claimed.zone, claimed.assignment
 

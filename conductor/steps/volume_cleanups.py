@@ -257,7 +257,8 @@ def _connect_again(
     if reserved is None:
         if old is not None and _may_run(engine, server):
             raise errors.Conflict(
-                f"The guest of server {server.id} may be using volume {row.volume_id}. Stop the server."
+                f"Volume {row.volume_id} cannot be connected again to host {server.host}, because the guest of "
+                f"server {server.id} may be using the old attachment. Stop the server."
             )
         reserved = _reserve_anew(engine, row, server, old)
     if reserved is None:

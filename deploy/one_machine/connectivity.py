@@ -132,8 +132,9 @@ class Connectivity:
     def access(self) -> str:
         """Create demo's key pair, and the rules that let ssh and ping reach demo's guests.
 
-        Existing objects stay, but a key pair with another public key is replaced. In a cloud
-        without networks create nothing. Return a note for the output.
+        Existing objects stay, but a key pair with another public key is replaced. A rule for the
+        same protocol and first port counts as existing, even if it is limited to some addresses. In
+        a cloud without networks create nothing. Return a note for the output.
 
         Raises:
             Failure: ssh-keygen is missing or fails.

@@ -101,7 +101,7 @@ def facts(row: ActionInHandRow, at: int) -> JsonObject:
 
     Args:
         row: The action, from ``stuck_actions.listed``.
-        at: The present time of the database.
+        at: The present time of the database in µs, for the action's age ``seconds``.
     """
     return {
         "id": row.id,

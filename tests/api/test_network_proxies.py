@@ -418,6 +418,8 @@ def test_floating_ip_is_allocated_shown_with_server_and_released(
 def test_allocate_floating_ip_chooses_pool_by_name_id_or_default(
     networked_cloud: Cloud, networks: Networks, public: str
 ) -> None:
+    """Unknown, ambiguous and full pools, invalid bodies and a used quota are refused."""
+
     def allocate(body: Any) -> Any:
         answer = networked_cloud.call(
             "POST", "/os-floating-ips", body, raw=b"null" if body is None else None

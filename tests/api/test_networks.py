@@ -81,7 +81,7 @@ def test_create_server_with_port_ignores_network_uuid(
 @pytest.mark.parametrize(
     "change", [{"networks": "none"}, {"networks": [], "mv": "2.1"}, {"mv": "2.36"}]
 )
-def test_create_server_without_networks_has_no_interfaces(
+def test_create_server_has_no_interfaces_if_no_network_is_requested_or_exists(
     networked_cloud: Cloud, change: Any
 ) -> None:
     server, action = create_and_read(networked_cloud, **change)

@@ -293,7 +293,7 @@ def test_create_server_with_repeated_idempotency_key_creates_once(
     assert len(cloud.rows(schema.servers)) == 3
 
 
-def test_idempotent_create_repeats_answer_after_image_and_flavor_are_gone(
+def test_idempotent_create_repeats_answer_if_server_image_and_flavor_are_gone(
     make_cloud: Callable[..., Cloud],
 ) -> None:
     cloud = make_cloud(secret_key="k")

@@ -250,9 +250,7 @@ def test_resource_without_keystone_limit_is_0_or_unlimited_as_configured(
         )
 
 
-def test_resize_counts_larger_flavor_until_confirmed_or_reverted(
-    cloud: Cloud, keystone: Keystone
-) -> None:
+def test_resize_counts_larger_flavor_until_reverted(cloud: Cloud, keystone: Keystone) -> None:
     keystone.own[PROJECT] = {"class:DISK_GB": 16, "class:VCPU": 5}
     server = cloud.create()
     cloud.set_state(server)

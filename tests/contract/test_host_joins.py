@@ -231,7 +231,7 @@ def test_join_look_with_replaced_token_is_not_answered(rig: Rig) -> None:
         rig.link(older).ask("reports", "join_look", {}, 0.5)
 
 
-def test_join_with_csr_returns_signed_certificate(
+def test_join_with_csr_returns_certificate_and_invalid_csr_leaves_token_unused(
     world: World, sqlite_store: Store, tmp_path: Path
 ) -> None:
     authority = Authority(tmp_path / "tls")

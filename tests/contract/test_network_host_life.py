@@ -130,7 +130,7 @@ def test_network_host_part_starts_without_service_and_repairs_damage(lab: Lab) -
     )
 
 
-def test_network_host_part_reports_failed_ports_and_wires_the_others(lab: Lab) -> None:
+def test_network_host_part_reports_and_retries_failed_ports_and_wires_others(lab: Lab) -> None:
     good, bad = lab.network(), lab.network("10.1.0.0/24")
     guest = lab.guest(good, "10.0.0.5")
     host = lab.machines["x1"]

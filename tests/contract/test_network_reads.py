@@ -214,6 +214,7 @@ def names(records: list[dict[str, Any]]) -> list[str]:
 
 
 def test_networks_of_project_include_shared_and_requested_external_ones(rig: Rig) -> None:
+    """An admin also gets a requested network of another project."""
     red, bare = rig.add_network("red", MINE), rig.add_network("bare", MINE, None)
     shared = rig.add_network("shared", OTHER, "10.1.0.0/24", shared=True)
     foreign, public = (

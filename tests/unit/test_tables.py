@@ -112,7 +112,7 @@ def test_transient_task_state_can_be_superseded_by_delete(during: str) -> None:
 @pytest.mark.parametrize(
     "vm_state", sorted({row.after for row in ACTIONS if row.after} | {states.ERROR})
 )
-def test_final_vm_state_allows_delete_and_another_action_unless_deleted(vm_state: str) -> None:
+def test_final_vm_state_allows_delete_and_unless_deleted_another_action(vm_state: str) -> None:
     ways = [
         row.name for row in ACTIONS if row.workflow and (row.vm == states.ANY or vm_state in row.vm)
     ]
@@ -199,7 +199,7 @@ def test_statuses_of_all_states_equal_those_of_the_api() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(STATUSES))
-def test_vm_states_of_is_the_inverse_of_status(name: str) -> None:
+def test_vm_states_of_inverts_status_for_all_vm_and_task_states(name: str) -> None:
     """The expected states follow the rule in the docstring of ``vm_states_of``."""
     states_of_status = dict(states.vm_states_of(name))
     assert states_of_status

@@ -131,7 +131,7 @@ def test_host_evacuate_is_refused_for_unfenced_silent_and_running_host(
     assert kinds(cloud) == {}
 
 
-def test_host_evacuate_moves_servers_of_silent_host_after_fencing_hook(
+def test_host_evacuate_calls_fencing_hook_and_moves_servers_of_silent_host(
     cloud: Cloud, operator: Operator
 ) -> None:
     servers, _ = kill_host_with_servers(cloud)

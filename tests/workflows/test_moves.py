@@ -292,10 +292,10 @@ def test_live_migrate_with_lost_guest_restarts_only_from_shared_disk(either: Clo
     assert cloud.findings() == []
 
 
-def test_live_migrate_returns_to_source_when_check_of_arrival_fails(
+def test_live_migrate_keeps_recorded_host_when_check_of_arrival_fails(
     either: Cloud,
 ) -> None:
-    """The destination removes the guest before the source starts the server again."""
+    """Afterwards the doctor finds no guest on another host."""
     cloud = either
     server = boot_server(cloud)
     for host in ("h2", "h3"):

@@ -115,8 +115,8 @@ def dedicated_cpus(requested: HardwareSpecs) -> tuple[frozenset[int], str]:
     and "".
 
     Raises:
-        BadRequest: The requests of flavor and image are invalid or contradict each other, or more
-            than ``MAX_CPUS`` CPUs would be dedicated.
+        BadRequest: The requests of flavor and image are invalid or contradict each other, or a
+            flavor with dedicated CPUs has more than ``MAX_CPUS`` CPUs.
     """
     policy = _policy(requested)
     vcpus, mask = requested.flavor.vcpus, requested.spec("hw:cpu_dedicated_mask", cpus)
@@ -135,7 +135,7 @@ def dedicated_cpus(requested: HardwareSpecs) -> tuple[frozenset[int], str]:
             raise refusal(name, "only for dedicated CPUs; set hw:cpu_policy to dedicated or mixed.")
         return frozenset(), ""
     if vcpus > MAX_CPUS:
-        raise refusal("hw:cpu_policy", f"at most {MAX_CPUS} CPUs can be dedicated.")
+        raise refusal("hw:cpu_policy", f"a flavor with dedicated CPUs has at most {MAX_CPUS} CPUs.")
     if policy == "dedicated":
         return frozenset(range(vcpus)), threads
     if not mask or max(mask) >= vcpus or len(mask) == vcpus:

@@ -141,7 +141,8 @@ def page_kb(text: str) -> int:
     """Parse a page size into KiB, or into SMALL (4 KiB), LARGE or ANY. Without a unit: KiB.
 
     Raises:
-        ValueError: The text is malformed, or is not a power of two from 4 KiB to 1 TiB.
+        ValueError: The text is malformed, or the size, rounded down to KiB, is not a power of two
+            from 4 KiB to 1 TiB.
     """
     if text.strip().lower() in _PAGES:
         return _PAGES[text.strip().lower()]

@@ -304,7 +304,7 @@ def _check_zone(
     held = _with_servers(tx, moving)
     if held:
         raise refusal(
-            f"One or more hosts contain instances in this zone; move or delete them first: "
+            f"One or more hosts contain instances in this zone; first move or delete the instances on "
             f"{', '.join(held[:5])}{' …' if len(held) > 5 else ''}"
         )
 

@@ -39,7 +39,10 @@ class BufferedUnreader(Unreader):  # type: ignore[misc]  # gunicorn ships no typ
         self._buffered.append(data)
 
     def chunk(self, size_hint: int | None = None) -> bytes:
-        """Return the next data of any size, or b"" at the end. gunicorn calls this."""
+        """Return the next data of any size, or b"" at the end. gunicorn calls this.
+
+        After the buffered data this is the result of ``more``, which may raise OSError.
+        """
         while self._buffered:
             if data := self._buffered.pop(0):
                 return data

@@ -77,7 +77,10 @@ class ResponseBuffer:
             self.held = 0
 
     def push(self) -> bool:
-        """Send buffered data. Return True if no data is left, or if the connection is broken."""
+        """Send buffered data. Return True if no data is left, or if the connection is broken.
+
+        If the connection is broken, the data is discarded and ``is_broken`` is set.
+        """
         with self._lock:
             return self._send()
 

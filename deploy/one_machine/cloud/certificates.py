@@ -125,7 +125,8 @@ def install_files(
     """Copy a certificate's files into a folder, under the names that a program expects.
 
     Args:
-        folder: The folder, which is created if necessary.
+        folder: The folder, which is created if necessary, below an existing folder. With ``group``
+            all users may pass through this folder.
         files: The certificate.
         names: Kind of file, as in ``QEMU`` -> the names of the copies.
         group: A group that may read the copies, or "" if only their owner may. Only root can set

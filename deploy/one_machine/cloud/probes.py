@@ -11,12 +11,13 @@ import urllib.request
 
 
 def is_taken(port: int, address: str) -> bool:
-    """Return True if a program that wants to listen on this port of the address would be refused.
+    """Return True if listening on this TCP port of an IPv4 address would be refused as in use.
 
-    An address that does not belong to this machine is not taken.
+    An IPv4 address that does not belong to this machine is not taken.
 
     Raises:
-        OSError: The port is refused for another reason, for example for lack of rights.
+        OSError: The address is an IPv6 address, or the port is refused for another reason, for
+            example for lack of rights.
     """
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -60,7 +60,7 @@ def fix(
     look: Callable[[Connection], Sequence[Finding]],
     commands: GuestCommands,
 ) -> int:
-    """Repair these findings. Return 1 if a repair was refused, else 0.
+    """Repair these findings, and print the outcomes. Return 1 if a repair failed, else 0.
 
     A name that is not among the current findings needs no repair.
 
@@ -68,7 +68,7 @@ def fix(
         store: The database.
         names: Ids of the findings to repair.
         findings: The current findings.
-        look: Returns the findings of a new check, inside the transaction of the repair.
+        look: Returns the findings of a new check in the given transaction.
         commands: Adopt and discard a guest without a record.
     """
     refused = 0
@@ -103,6 +103,6 @@ def _repair(
         is_spare = store.read(lambda tx: remedies.is_spare(tx, finding, look))
         if (commands.discard if is_spare else commands.adopt)(host, finding.subject):
             raise errors.Conflict(
-                f"The guest of {finding.subject} on host {host} was not repaired; see the lines above."
+                f"The guest of {finding.subject} on host {host} was neither adopted nor discarded; see the lines above."
             )
     return bool(unrecorded_hosts)

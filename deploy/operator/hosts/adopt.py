@@ -393,6 +393,7 @@ def _check_places(sources: Sources, plan: Adoption, options: argparse.Namespace)
     Raises:
         Conflict: Another host has a guest, or the recorded host does not answer. With ``--replace``
             a guest that is off on the recorded host is accepted.
+        Problem: A host answers with this error.
     """
     silent: list[str] = []
     domains = ask_hosts(sources.store, sources.hosts.query, silent)

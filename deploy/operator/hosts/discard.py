@@ -128,6 +128,8 @@ def _domains(store: Store, hosts: HostAnswers, host: str) -> Mapping[str, int]:
 def _has_files(hosts: HostAnswers, server: str, host: str) -> bool:
     """Return True if the host has files and no guest of this server.
 
+    This includes files on shared storage of a server whose guest is on another host.
+
     Raises:
         Unavailable: The host does not answer.
     """

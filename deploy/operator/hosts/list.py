@@ -198,7 +198,7 @@ def _causes(failed: list[JsonObject]) -> str:
 
 
 def state(row: JsonObject) -> str:
-    """Return up, down or forced down, then ", silent" and ", disabled" if the host is so.
+    """Return "up", "up, silent", "down" or "forced down", and then ", disabled" if not enabled.
 
     Args:
         row: A row of ``overview``.

@@ -118,7 +118,9 @@ def test_journal_contains_no_arguments_and_no_secrets(tmp_path: Path) -> None:
     assert b"SECRET" not in content
 
 
-def test_journal_is_written_by_several_threads(tmp_path: Path) -> None:
+def test_journal_keeps_highest_fence_of_each_server_when_several_threads_write(
+    tmp_path: Path,
+) -> None:
     journal = Journal(tmp_path / "agent.db")
 
     def write(number: int) -> None:

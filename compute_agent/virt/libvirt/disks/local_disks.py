@@ -74,6 +74,9 @@ def lay_out(folder: Path, spec: GuestSpec) -> None:
     """Make empty local disks of the sizes in ``spec``, into which a live migration copies the data.
 
     Existing disks are replaced. The new disks have no file system.
+
+    Raises:
+        VerbFailed: A disk cannot be written.
     """
     for disk in spec.disks:
         new_disk = Disk(folder / disk.name)

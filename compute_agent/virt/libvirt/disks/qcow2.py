@@ -156,7 +156,7 @@ def _parse_header(head: bytes) -> _Parsed:
     TABLES.unpack_from(head, TABLES_AT)
     if magic != MAGIC or version not in VERSIONS or cluster_bits not in CLUSTER_BITS:
         raise ValueError(
-            f"the file is not qcow2 of a supported version: version {version}, cluster_bits {cluster_bits}"
+            f"the file is not qcow2, or its version {version} or cluster_bits {cluster_bits} is not supported"
         )
     if encryption:
         raise ValueError(f"the file is encrypted: crypt_method {encryption}")
@@ -226,7 +226,9 @@ def _parse_extensions(head: bytes, at: int, end: int) -> dict[int, bytes]:
             or at + length > end
             or (kind == BACKING_FORMAT and length > MAX_FORMAT_BYTES)
         ):
-            raise ValueError(f"the header extension {kind:#x} of {length} bytes is not valid")
+            raise ValueError(
+                f"the header extension {kind:#x} of {length} bytes is repeated or too long"
+            )
         extensions[kind] = head[at : at + length]
         at += (length + 7) & ~7
     return extensions

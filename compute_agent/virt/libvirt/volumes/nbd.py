@@ -66,7 +66,7 @@ def export_size(host: str, port: int, export: str, tls: Tls | None) -> int:
 def _negotiate(connection: socket.socket) -> socket.socket:
     magic, option, flags = struct.unpack(">8s8sH", _read(connection, 18))
     if (magic, option) != (MAGIC, OPTION_MAGIC) or not flags & FIXED_NEWSTYLE:
-        raise ValueError("the server does not speak NBD")
+        raise ValueError("the server does not offer NBD's fixed newstyle negotiation")
     connection.sendall(struct.pack(">I", flags & (FIXED_NEWSTYLE | NO_ZEROES)))
     return connection
 
@@ -96,7 +96,9 @@ def _send_option(connection: socket.socket, option: int, data: bytes) -> tuple[i
 def _read_reply(connection: socket.socket, option: int) -> tuple[int, bytes]:
     magic, reply_option, kind, length = struct.unpack(">QIII", _read(connection, 20))
     if magic != REPLY_MAGIC or reply_option != option or length > MAX_ANSWER_BYTES:
-        raise ValueError("the server does not speak NBD")
+        raise ValueError(
+            f"the NBD server's answer to option {option} is invalid or longer than {MAX_ANSWER_BYTES} bytes"
+        )
     return kind, _read(connection, length)
 
 

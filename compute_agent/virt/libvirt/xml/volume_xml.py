@@ -222,7 +222,7 @@ def addresses(xml: str) -> dict[str, dict[str, str]]:
 
 
 def names(*xmls: str) -> set[str]:
-    """Return the device names of all disks in these definitions."""
+    """Return the device names of all disks in these definitions. An empty definition has none."""
     return {
         target.get("dev", "")
         for xml in xmls

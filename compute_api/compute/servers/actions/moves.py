@@ -357,8 +357,9 @@ def _check_dead(request: Request, host: str) -> None:
 def confirm(request: Request, server: ServerRecord, body: object) -> PreparedAction:
     """Prepare the confirmation of a resize or cold migration.
 
-    The action deletes the old guest at the source. If the source is down, the old guest becomes a
-    pending cleanup.
+    The action deletes the old guest at the source. If the source is down or does not confirm this
+    in time, the old guest stays a pending cleanup. After a resize on the same host, the action
+    deletes the copies of the old files there, and fails if the host is down.
     """
     return PreparedAction(begin=_make_closing_begin())
 

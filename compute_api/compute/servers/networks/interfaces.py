@@ -200,9 +200,12 @@ def _begin(request: Request, server: ServerRecord, row: states.Action, args: Jso
 def network_info(request: Request, server: ServerRecord) -> None:
     """Refresh the interfaces in the server's row (action injectNetworkInfo).
 
-    The data comes from the network service. Ports that are not in the row are ignored. Hosts
-    receive changes of ports directly from the network service. Without a network service the action
-    does nothing.
+    The data comes from the network service. Ports that are not in the row are ignored, and
+    interfaces whose port is gone stay unchanged. Hosts receive changes of ports directly from the
+    network service. Without a network service the action does nothing.
+
+    Raises:
+        Unavailable: The network service does not answer.
     """
     networks = request.networks
     if networks is not None:

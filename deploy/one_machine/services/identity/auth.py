@@ -49,9 +49,8 @@ class Tokens(Handler[IdentityService]):
 
         Raises:
             HTTPBadRequest: The header is missing.
-            HTTPNotFound: The token is not valid.
-            HTTPForbidden: The token is another user's or not valid, and the caller is neither an
-                admin nor a service.
+            HTTPNotFound: The token is not valid, and the caller is an admin or a service.
+            HTTPForbidden: The caller is neither, and the token is not valid or another user's.
         """
         caller: Token = req.context.caller
         if not (secret := req.get_header("X-Subject-Token")):

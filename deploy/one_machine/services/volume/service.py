@@ -261,7 +261,10 @@ class VolumeService:
         raise fault("Unavailable", why=why)
 
     def settle_exports(self) -> None:
-        """Start the missing exports of attachments with an NBD connection, and end all others."""
+        """Start the missing exports of attachments with an NBD connection, and end all others.
+
+        A failed start is logged.
+        """
         with self.exports.lock:
             with self.database.read() as connection:
                 exports = self._expected_exports(connection)

@@ -185,7 +185,7 @@ def _parse(sent: bytes, tag: str) -> Element:
             raise Unfit("the XML contains declarations or processing instructions")
         root = ElementTree.fromstring(text)
     except (ValueError, ElementTree.ParseError) as problem:
-        raise Unfit(f"the data is not XML: {problem}") from problem
+        raise Unfit(f"the data for <{tag}> is not XML: {problem}") from problem
     if root.tag != tag:
         raise Unfit(f"the root element is not <{tag}>")
     return root

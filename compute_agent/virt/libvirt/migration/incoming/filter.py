@@ -122,7 +122,7 @@ class Filter:
             reader.number(),
         )
         if len(descriptions) != 1:
-            raise Refused("the migration does not name exactly one domain")
+            raise Refused("the migration does not have exactly one parameter destination_xml")
         server = description.uuid_of(descriptions[0])
         arrival = self._find_expected(server)
         if arrival is None or (self.arrival is not None and self.arrival.server != server):

@@ -90,7 +90,7 @@ class Applier:
     def prepare(self, forwards: bool) -> None:
         """Set the sysctls of the host's namespace. Every full `apply` sets them again.
 
-        Log a warning if a firewall of the machine drops forwarded packets.
+        Log a warning if the policy of iptables' chain FORWARD is to drop packets.
 
         Args:
             forwards: True if the host is a gateway and needs IP forwarding.
@@ -115,7 +115,7 @@ class Applier:
         The sysctls are restored too, unless another network agent of this namespace needs them.
 
         Returns:
-            The failures as texts. Without failures the state folder is emptied too.
+            The failures as texts. Without failures the files of ``StateFolder`` are deleted.
 
         Raises:
             KernelError, OSError: A dnsmasq does not end, or the devices cannot be read.

@@ -204,13 +204,13 @@ def parse(tree: JsonValue) -> Description:
     """Parse a description from the network service, and return the valid objects.
 
     An invalid object is left out. So is an invalid entry of a group's rules or members, of a
-    router's floating IPs, or of the DNS servers, and a port or router without a valid network.
-    Ports that are left out are in ``failed``, and ``warnings`` has a text for each other object. A
-    port with ``up`` False is left out without a report.
+    router's floating IPs, or of the DNS servers, and a port or router that names a missing or
+    invalid network. Ports that are left out are in ``failed``, and ``warnings`` has a text for each
+    other object. A port with ``up`` False is left out without a report.
 
     Raises:
         ValueError: The description is not an object, has no revision, or has a part of ``PARTS``
-            with the wrong type.
+            that is not empty and has the wrong type.
     """
     if not isinstance(tree, dict) or not isinstance(tree.get("revision"), int):
         raise ValueError("The description is no object with a revision.")

@@ -292,9 +292,9 @@ class Loop:
 
 
 def clean(names: Names, kernel: Kernel, folder: Path) -> list[str]:
-    """Remove all objects of a network agent from the kernel, and empty the state folder.
+    """Remove all objects of a network agent from the kernel, and the files of ``StateFolder``.
 
-    The agent must not run. After a failure the state folder keeps the files.
+    The agent must not run. After a failure the files stay.
 
     Args:
         names: The names of the agent's objects.

@@ -75,7 +75,7 @@ class StateFolder:
         self._write("description.json", tree, durable=True)
 
     def clear(self) -> None:
-        """Delete the state folder's files. Forget numbers of ports and bridges, and sysctls."""
+        """Delete the stored numbers and description. Empty ``ports``, ``zones``, ``sysctls``."""
         for name in ("numbers.json", "description.json"):
             for path in (self.folder / name, self.folder / f"{name}.new"):
                 path.unlink(missing_ok=True)
