@@ -670,7 +670,7 @@ def _lost_power(server: PlacedServerRow, domain: DomainState) -> bool:
     A boot of the host leads to this state (``guests.lost_power``), and so does a reset of the state
     to active for a server that is off.
     """
-    return server.vm_state in (states.ACTIVE, states.RESCUED) and (
+    return server.vm_state in (states.ACTIVE, states.PAUSED, states.RESCUED) and (
         domain.power_state == server.power_state == states.SHUTDOWN
     )
 

@@ -84,6 +84,23 @@ def test_host_boot_reboots_rescued_guest_and_sets_error_if_reboot_fails(
     assert host.agent.session
 
 
+def test_host_boot_during_image_create_reboots_paused_server(cloud: Cloud) -> None:
+    trial = trial_of(cloud, "snapshot")
+    cloud.ask(trial.server, "pause")
+    cloud.settle()
+    trial.begin()
+    cloud.advance()
+    host = cloud.hosts[cloud.show(trial.server).host]
+    host.power_cut()
+    for _ in range(3):
+        cloud.round()
+    host.power_on()
+    cloud.idle(130)
+    row = cloud.show(trial.server)
+    assert (row.vm_state, row.power_state) == (states.ACTIVE, states.RUNNING)
+    assert cloud.findings() == []
+
+
 @pytest.mark.parametrize("key", ["snapshot", "pause", "attach_interface"])
 def test_host_boot_during_action_leaves_guest_running_after_action(cloud: Cloud, key: str) -> None:
     """The host boots during the action."""

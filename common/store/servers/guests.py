@@ -368,8 +368,8 @@ def lost_power(
     """Set the power state of servers to SHUTDOWN after a boot of their host.
 
     These are servers that have an action and whose guest should run on the host. If the action does
-    not start the guest, and the server is ACTIVE or RESCUED afterwards, the conductor then starts
-    the guest.
+    not start the guest, and the server is ACTIVE, PAUSED or RESCUED afterwards, the conductor then
+    starts the guest.
 
     Args:
         tx: The transaction.
