@@ -486,7 +486,7 @@ class SyncAnswer:
     #: At registration: servers whose domain on this host must be off, because they are or may be on
     #: another host.
     stop: list[str] = field(default_factory=list)
-    #: The cookie for the next message of the host, valid for one to two minutes.
+    #: The cookie for the next message of the host, valid for 90 to 120 seconds.
     cookie: str = ""
 
 

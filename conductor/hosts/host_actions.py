@@ -49,7 +49,7 @@ T = TypeVar("T")
 SETTLING = 60 * SECOND
 #: With ``wait``: the delay before servers that could not leave are tried again.
 RETRY = 60 * SECOND
-#: Attempts to confirm or revert a move.
+#: Repeated attempts to confirm or revert a move, after the first.
 MAX_CONFIRMATIONS = 3
 ENDED_WELL = (MigrationStatus.COMPLETED, MigrationStatus.CONFIRMED, MigrationStatus.DONE)
 #: The step of an evacuation. A failure of this step ends the whole host action.

@@ -312,7 +312,7 @@ CONFIRM_RESIZE = Workflow(
         Step(
             "leave",
             "The guest at the source becomes a pending cleanup, so that the confirm does not wait "
-            "for the host.",
+            "for a host that is down.",
             apply=_begin_confirm,
             pivot=True,
         ),
