@@ -121,8 +121,8 @@ def test_qcow2_read_skips_unknown_extensions_and_reads_version_2(tmp_path: Path)
         (header(name=b"/a/base\0/etc/passwd"), "cut off"),
         (header(name_at=4096, name_length=0), "not inside the header"),
         (header(extensions=extension(0x44415441, b"/etc/shadow") + bytes(8)), "another file"),
-        (header(name=b"/a", extensions=extension(0xE2792ACA, b"raw") * 2), "is not valid"),
-        (header(extensions=struct.pack(">II", 0xE2792ACA, 1 << 31)), "is not valid"),
+        (header(name=b"/a", extensions=extension(0xE2792ACA, b"raw") * 2), "repeated or too long"),
+        (header(extensions=struct.pack(">II", 0xE2792ACA, 1 << 31)), "repeated or too long"),
     ],
 )
 def test_qcow2_read_refuses_malformed_or_unsupported_header(
