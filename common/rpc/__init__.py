@@ -8,6 +8,6 @@ oslo.messaging loads eventlet.
 import sys
 
 sys.modules.setdefault("eventlet", None)  # type: ignore[arg-type]  # futurist imports eventlet if it is installed
-from oslo_service import backend  # noqa: E402 - after the line above
+from oslo_service import backend  # noqa: E402 - eventlet must be blocked before this import
 
 backend.init_backend(backend.BackendType.THREADING)

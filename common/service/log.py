@@ -100,7 +100,8 @@ class LogHandler(logging.StreamHandler[TextIO]):
     def __init__(self, stream: TextIO, form: str = TEXT, repeats: Repeats | None = None) -> None:
         super().__init__(stream)
         is_journal = is_journal_stream(stream)
-        formatter = JsonFormatter() if form == JSON else TextFormatter(is_journal)
+        line_form = _JOURNAL_FORMAT if is_journal else _FORMAT
+        formatter = JsonFormatter() if form == JSON else TextFormatter(line_form)
         self.setFormatter(JournalFormatter(formatter) if is_journal else formatter)
         self._repeats = repeats or Repeats()
 
@@ -135,8 +136,8 @@ def is_journal_stream(stream: TextIO) -> bool:
 class TextFormatter(logging.Formatter):
     """Formats a record as text with its fields as name=value."""
 
-    def __init__(self, is_journal: bool = False, form: str = "") -> None:
-        super().__init__(form or (_JOURNAL_FORMAT if is_journal else _FORMAT))
+    def __init__(self, form: str = _FORMAT) -> None:
+        super().__init__(form)
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         """Return the formatted line with the record's fields appended as NAME=VALUE."""
@@ -229,4 +230,4 @@ def _member(part: object) -> object:
 
 if logging.lastResort is not None:
     # Commands do not call ``start``. Their warnings have fields, too.
-    logging.lastResort.setFormatter(TextFormatter(form="%(message)s"))
+    logging.lastResort.setFormatter(TextFormatter("%(message)s"))

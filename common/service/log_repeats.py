@@ -83,15 +83,16 @@ def without_traceback(record: logging.LogRecord) -> logging.LogRecord:
         return record
     *_, root = _causes(cause)
     message, parts = record.getMessage(), fields_of(record)
+    cause_text, root_text = (first_line(problem)[:MAX_CAUSE_CHARS] for problem in (cause, root))
     shown, missing = [message, *map(str, parts.values())], []
-    for words in (first_line(cause)[:MAX_CAUSE_CHARS], first_line(root)[:MAX_CAUSE_CHARS]):
+    for words in (cause_text, root_text):
         if not any(words in text for text in shown):
             missing.append(words)
             shown.append(words)
     line = copy.copy(record)
     line.msg, line.args, line.exc_info, line.exc_text = message, None, None, None
     line.parts = {**parts, "cause": ": ".join(missing)} if missing else parts
-    line.trouble = (type(cause).__name__, _without_numbers(first_line(cause)[:MAX_CAUSE_CHARS]))
+    line.trouble = (type(cause).__name__, _without_numbers(cause_text))
     return line
 
 

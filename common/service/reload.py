@@ -15,9 +15,8 @@ from oslo_config import cfg
 
 from common.domain import errors
 from common.service import config, config_file, log
-from common.service.log import get_logger
 
-logger = get_logger(__name__)
+logger = log.get_logger(__name__)
 #: Sections that all processes read.
 OF_ALL = ("DEFAULT", "log", "prometheus", "tls", "tracing")
 #: The other sections that each process reads. Changes in other sections do not concern it.

@@ -25,9 +25,8 @@ from oslo_config import cfg
 from common import __version__
 from common.domain import errors
 from common.service import config, log, metrics, reload, tracing
-from common.service.log import get_logger
 
-logger = get_logger(__name__)
+logger = log.get_logger(__name__)
 #: Seconds from a request to stop until the process is killed.
 GRACE = 8.0
 #: Exit status of a process with a wrong configuration, as in sysexits(3). Systemd does not restart

@@ -17,10 +17,9 @@ from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 from common.domain import ids
 from common.service import log, metrics, tracing
-from common.service.log import get_logger
 from compute_api.http.fair_share import ADMISSION, Admission
 
-logger = get_logger(__name__)
+logger = log.get_logger(__name__)
 REQUEST, STATE, NOTES = "kilonova.request", "kilonova.state", "kilonova.notes"
 #: Template of the path, set after routing.
 ROUTE = "kilonova.route"

@@ -121,14 +121,22 @@ def _log_events(run: AnyRun) -> Iterator[tuple[str, JsonObject, int]]:
         yield "action", {**action_fields, "state": state, "ms": milliseconds, **ids}, run.attempt
 
 
-def _count(name: str, fields: JsonObject) -> None:
-    seconds = fields["ms"] / 1000
-    if name == "step":
-        metrics.STEPS.add(fields["workflow"], fields["step"], fields["event"])
-        metrics.STEP_SECONDS.observe(seconds, fields["workflow"], fields["step"])
-    else:
-        metrics.ACTIONS.add(fields["workflow"], fields["state"])
-        metrics.ACTION_SECONDS.observe(seconds, fields["workflow"], fields["state"])
+def _report_step(fields: JsonObject, attempt: int) -> None:
+    """Write the log line, the metrics and the span of a completed step."""
+    log.info("step", **fields)
+    metrics.STEPS.add(fields["workflow"], fields["step"], fields["event"])
+    metrics.STEP_SECONDS.observe(fields["ms"] / 1000, fields["workflow"], fields["step"])
+    if tracing.spans:
+        tracing.step(fields, attempt)
+
+
+def _report_action(fields: JsonObject) -> None:
+    """Write the log line, the metrics and the span of an action that ended."""
+    log.info("action", **fields)
+    metrics.ACTIONS.add(fields["workflow"], fields["state"])
+    metrics.ACTION_SECONDS.observe(fields["ms"] / 1000, fields["workflow"], fields["state"])
+    if tracing.spans:
+        tracing.action(fields)
 
 
 def with_sessions(tx: Connection, sendings: Sequence[tuple[str, Command]]) -> Sendings:
@@ -150,12 +158,9 @@ def send(engine: WorkflowEngine, written: Written) -> None:
     """
     for name, fields, attempt in written.lines:
         if name == "action":
-            log.info("action", **fields)
+            _report_action(fields)
         else:
-            log.info("step", **fields)
-        _count(name, fields)
-        if tracing.spans:
-            tracing.action(fields) if name == "action" else tracing.step(fields, attempt)
+            _report_step(fields, attempt)
     for lane in sorted(written.due):
         engine.wake(lane)
     for host, commands in written.sendings.items():

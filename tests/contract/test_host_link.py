@@ -247,7 +247,7 @@ def test_agent_query_returns_answer_and_raises_problem_of_host(world: World) -> 
     assert (type(caught.value), caught.value.text) == (errors.Problem, errors.Problem().text)
 
 
-def test_each_host_report_reaches_exactly_one_of_two_conductors(world: World) -> None:
+def test_host_report_is_handled_once_when_two_conductors_serve(world: World) -> None:
     both = CallRecorder((SyncAnswer(3), None)), CallRecorder((SyncAnswer(3), None))
     for recorder in both:
         world.serve_conductor(recorder)

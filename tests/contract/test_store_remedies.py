@@ -63,7 +63,7 @@ def cloud(store: Store) -> Cloud:
     return cloud
 
 
-def test_each_doctor_remedy_changes_rows_at_first_call_only(cloud: Cloud) -> None:
+def test_doctor_remedy_called_twice_changes_rows_only_once(cloud: Cloud) -> None:
     [server] = cloud.create()
     cloud.settle()
     for kind in KINDS:

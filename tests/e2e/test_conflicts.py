@@ -77,7 +77,7 @@ def send_at_once(cloud: Live, server: str, bodies: tuple[dict[str, Any], ...]) -
 @pytest.mark.parametrize(
     "pair", PAIRS, ids=lambda pair: "-".join(key for body in pair for key in body)
 )
-def test_one_of_two_simultaneous_conflicting_actions_fails_with_409(
+def test_conflicting_actions_sent_at_once_return_one_success_and_one_409(
     in_memory: Live, make_server: Callable[[], str], pair: tuple[dict[str, Any], dict[str, Any]]
 ) -> None:
     for _ in range(TRIES):

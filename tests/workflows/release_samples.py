@@ -75,9 +75,9 @@ class RecordingCloud(Cloud):
     def exchange(self, request: Sync) -> SyncAnswer:
         content = "registration" if request.inventory else "results" if request.results else "state"
         record(self._samples, f"Sync {content}", request)
-        verbs = {str(command.key): command.verb for _, command in self.sent}
+        verb_of = {str(command.key): command.verb for _, command in self.sent}
         for result in request.results:
-            if verb := verbs.get(result.key):
+            if verb := verb_of.get(result.key):
                 record(self._samples, f"Result {verb} {result.status}", result)
         answer = super().exchange(request)
         record(self._samples, "SyncAnswer", answer)

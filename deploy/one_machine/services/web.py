@@ -187,7 +187,7 @@ def secret(path: str | None, variable: str) -> str:
 def log_to_stdout() -> None:
     """Log to stdout, from the level INFO on."""
     handler = logging.StreamHandler(sys.stdout)
-    handler.setFormatter(TextFormatter(form="%(asctime)s %(levelname)s %(name)s %(message)s"))
+    handler.setFormatter(TextFormatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
     logging.basicConfig(handlers=[handler], level=logging.INFO)
 
 
