@@ -167,9 +167,11 @@ def document(answer: HttpAnswer, name: str) -> Document:
     """
     try:
         content: Any = answer.json() if answer.content else {}
-        return Document(dict(content), name)
-    except (ValueError, TypeError) as problem:
-        raise _unreadable(name, "with a body that is no JSON object") from problem
+    except ValueError:
+        content = None
+    if not isinstance(content, dict):
+        raise _unreadable(name, "with a body that is no JSON object")
+    return Document(content, name)
 
 
 def _unreadable(name: str, content: str) -> errors.Unavailable:

@@ -51,17 +51,17 @@ def resources(text: str) -> dict[str, int]:
         if not colon or not name or ":" in amount:
             raise BadQuery(f"{form} Got: {item[:80]}.")
         try:
-            number = int(amount[:12])
+            number = int(amount)
         except ValueError as problem:
             raise BadQuery(
                 f"Requested resource {name[:255]} expected positive integer amount. Got: "
                 f"{amount[:80]}."
             ) from problem
         if number < 1:
-            raise BadQuery(f"Requested resource {name[:255]} requires amount >= 1. Got: {number}.")
+            raise BadQuery(f"Requested resource {name[:255]} requires amount >= 1. Got: {amount[:80]}.")
         if number > MOST:
             raise BadQuery(
-                f"Requested resource {name[:255]} requires amount <= {MOST}. Got: {number}."
+                f"Requested resource {name[:255]} requires amount <= {MOST}. Got: {amount[:80]}."
             )
         amounts[name] = number
     return amounts

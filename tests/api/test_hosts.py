@@ -14,8 +14,11 @@ from common.domain.statuses import GuestState
 from common.store import schema
 from common.store.hosts import hosts, services
 from common.store.servers import guests
+from compute_api.compute.request import host_queries
 from compute_api.compute.resources import extensions
 from compute_api.compute.routes import GONE, ROUTES
+from compute_api.compute.views import hypervisors
+from compute_api.http import microversions
 from tests.api.conftest import Cloud
 
 SERVICE = {"id", "binary", "host", "zone", "status", "state", "updated_at", "disabled_reason"}
@@ -434,6 +437,12 @@ def test_hypervisor_shows_inventory_and_usage(cloud: Cloud) -> None:
 # fmt: on
 
 
+def test_hypervisor_statistics_count_damaged_amount_as_0() -> None:
+    row = {"name": "h1", "disabled": False, "inventory": {"VCPU": {"total": "many"}}}
+    statistics = hypervisors.statistics([row], microversions.number("2.87"))
+    assert (statistics["count"], statistics["vcpus"], statistics["local_gb"]) == (1, 0, 0)
+
+
 def test_hypervisors_show_servers_in_the_format_of_each_microversion(cloud: Cloud) -> None:
     server = cloud.create("vm")
     cloud.set_state(server)
@@ -469,7 +478,9 @@ def test_hypervisors_show_servers_in_the_format_of_each_microversion(cloud: Clou
 UPTIME = " 10:01:02 up 3 days,  4:05,  2 users,  load average: 0.10, 0.20, 0.30"
 
 
-def test_hypervisor_uptime_shows_uptime_text_answered_by_host(cloud: Cloud) -> None:
+def test_hypervisor_uptime_shows_uptime_text_answered_by_host(
+    cloud: Cloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
     uuid = get(cloud, "/os-hypervisors", "2.53")["hypervisors"][0]["id"]
     get(cloud, "/os-hypervisors/1/uptime", "2.1", 501)
     assert get(cloud, f"/os-hypervisors/{uuid}", "2.88")["hypervisor"]["uptime"] is None
@@ -483,6 +494,9 @@ def test_hypervisor_uptime_shows_uptime_text_answered_by_host(cloud: Cloud) -> N
     }
     assert get(cloud, f"/os-hypervisors/{uuid}/uptime", "2.87")["hypervisor"]["uptime"] == UPTIME
     assert get(cloud, f"/os-hypervisors/{uuid}", "2.88")["hypervisor"]["uptime"] == UPTIME
+    with monkeypatch.context() as patch:
+        patch.setattr(host_queries, "TOTAL_TIMEOUT_SECONDS", 0)  # The wait for a slot took it all.
+        get(cloud, "/os-hypervisors/1/uptime", "2.52", 400)
     get(cloud, "/os-hypervisors/9/uptime", "2.1", 404)
     get(cloud, "/os-hypervisors/x/uptime", "2.1", 404)
     get(cloud, "/os-hypervisors/1/uptime", "2.53", 400)

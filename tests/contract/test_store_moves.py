@@ -514,6 +514,11 @@ def test_host_registration_keeps_forced_down_of_admin_and_clears_fencing(
         lambda tx: hosts.open_session(tx, "h1", "boot-2", cloud.hosts["h1"].driver.inventory())
     )
     assert store.read(lambda tx: services.are_dead(tx, "h1"))
+    store.write(lambda tx: services.fence(tx, "h1"))
+    store.write(
+        lambda tx: hosts.open_session(tx, "h1", "boot-3", cloud.hosts["h1"].driver.inventory())
+    )
+    assert store.read(lambda tx: services.are_dead(tx, "h1")), "the admin has not changed that"
     store.write(lambda tx: services.fence(tx, "h2"))
     assert store.read(lambda tx: services.are_dead(tx, "h2"))
     store.write(

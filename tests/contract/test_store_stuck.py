@@ -4,13 +4,17 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from sqlalchemy.engine import Connection
 
-from common.domain import states
+from common.domain import errors, states
+from common.domain.clock import SECOND
 from common.store import schema
-from common.store.engine import Store
+from common.store.engine import Store, now
 from common.store.servers import actions, guests
 from deploy.operator import doctor
 from deploy.operator.store import stuck_actions
@@ -37,6 +41,14 @@ def read_action(cloud: Cloud, action: str) -> sa.Row[tuple[object, ...]]:
     return action_row
 
 
+def update_action(cloud: Cloud, action: str, **values: object) -> None:
+    cloud.store.write(
+        lambda tx: tx.execute(
+            sa.update(schema.actions).where(schema.actions.c.id == action).values(**values)
+        )
+    )
+
+
 @pytest.mark.parametrize("remedy", REMEDIES)
 def test_stuck_action_is_done_after_retry_and_failed_after_settle_or_abort(
     cloud: Cloud, remedy: str
@@ -44,13 +56,7 @@ def test_stuck_action_is_done_after_retry_and_failed_after_settle_or_abort(
     [server] = cloud.create(networks=[])
     cloud.settle()
     action = cloud.ask(server, "os-stop")
-    cloud.store.write(
-        lambda tx: tx.execute(
-            sa.update(schema.actions)
-            .where(schema.actions.c.id == action)
-            .values(failures=9, step="renamed")
-        )
-    )
+    update_action(cloud, action, failures=9, step="renamed")
     cloud.advance()
     assert read_action(cloud, action).state == "stuck"
     assert [
@@ -58,11 +64,7 @@ def test_stuck_action_is_done_after_retry_and_failed_after_settle_or_abort(
         for stuck_action in cloud.store.read(lambda tx: stuck_actions.listed(tx, only_stuck=True))
     ] == [(action, "s", False)]
     assert [finding.invariant for finding in cloud.store.read(doctor.check)] == ["stuck"]
-    cloud.store.write(
-        lambda tx: tx.execute(
-            sa.update(schema.actions).where(schema.actions.c.id == action).values(step="stop")
-        )
-    )
+    update_action(cloud, action, step="stop")
     cloud.store.write(lambda tx: REMEDIES[remedy](tx, action))
     cloud.settle()
     expected = {
@@ -140,3 +142,28 @@ def test_find_unlocked_omits_locked_servers_without_waiting(cloud: Cloud) -> Non
             "gone",
         }
         assert time.monotonic() - start < 2
+
+
+def test_fail_of_overdue_action_is_refused_when_conductor_takes_action_before_lock(
+    cloud: Cloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [server] = cloud.create(networks=[])
+    cloud.settle()
+    action = cloud.ask(server, "os-stop")
+    update_action(cloud, action, due_at=schema.actions.c.due_at - 2 * stuck_actions.OVERDUE)
+
+    def lock_after_conductor(tx: Connection, servers: Collection[str]) -> dict[str, Any]:
+        in_a_minute = now() + 60 * SECOND
+        tx.execute(
+            sa.update(schema.actions)
+            .where(schema.actions.c.id == action)
+            .values(lease_until=in_a_minute)
+        )
+        return actions.lock_servers(tx, servers)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(stuck_actions, "lock_servers", lock_after_conductor)
+        with pytest.raises(errors.Conflict, match=f"Action {action} is due, not stuck"):
+            cloud.store.write(lambda tx: stuck_actions.fail(tx, action, "It was given up."))
+    cloud.store.write(lambda tx: stuck_actions.fail(tx, action, "It was given up."))
+    assert read_action(cloud, action).state == "failed"

@@ -141,8 +141,7 @@ def page_kb(text: str) -> int:
     """Parse a page size into KiB, or into SMALL (4 KiB), LARGE or ANY. Without a unit: KiB.
 
     Raises:
-        ValueError: The text is malformed, or the size, rounded down to KiB, is not a power of two
-            from 4 KiB to 1 TiB.
+        ValueError: The text is malformed, or the size is not a power of two from 4 KiB to 1 TiB.
     """
     if text.strip().lower() in _PAGES:
         return _PAGES[text.strip().lower()]
@@ -151,10 +150,10 @@ def page_kb(text: str) -> int:
         raise ValueError("is not small, large, any, or a size like 2MB")
     number, unit, ends = int(match[1]), match[2], match[3]
     size = number << (_UNITS[unit] if unit or ends else 10)  # a bare number is KiB
-    size = (size // 8 if ends in ("b", "bit") else size) >> 10
-    if size < 4 or size & (size - 1) or size > 1 << 30:
+    size = size // 8 if ends in ("b", "bit") else size
+    if size < 4 << 10 or size & (size - 1) or size > 1 << 40:
         raise ValueError("is not the size of memory pages")
-    return size
+    return size >> 10
 
 
 # --- extra specs and properties, side by side ---

@@ -268,11 +268,15 @@ def fence(tx: Connection, host: str) -> None:
     """Record that the fencing hook turned the host off, and force the host down.
 
     The host is forced down until its agent registers again, or an admin changes that
-    (``set_state``).
+    (``set_state``). A host that an admin forced down before stays so until an admin changes that.
     """
     tx.execute(
         sa.update(services)
-        .where(services.c.host == host, services.c.binary == Binary.COMPUTE)
+        .where(
+            services.c.host == host,
+            services.c.binary == Binary.COMPUTE,
+            sa.or_(services.c.forced_down.is_(False), services.c.fenced_at.is_not(None)),
+        )
         .values(forced_down=True, fenced_at=now(), updated_at=now())
     )
     _tell(tx, "service.update", services.c.host == host, services.c.binary == Binary.COMPUTE)

@@ -214,8 +214,8 @@ def _read_uptime(request: Request, row: Row) -> JsonObject:
     )
     if view.state(row) != HostState.UP:
         raise unavailable
-    answer = query_hosts(request, [row["name"]], "uptime")[row["name"]]
-    if isinstance(answer, errors.NoAnswer):
+    answer = query_hosts(request, [row["name"]], "uptime").get(row["name"])
+    if answer is None or isinstance(answer, errors.NoAnswer):
         raise unavailable from answer
     if isinstance(answer, errors.Problem):
         raise answer

@@ -202,16 +202,14 @@ def _lock_stuck(
         NotFound: There is no such action.
         Conflict: The action is not stuck, or does not hold its server.
     """
-    head = tx.execute(
-        sa.select(actions.c.server_id, overdue().label("overdue")).where(actions.c.id == action_id)
-    ).first()
-    if head is None:
+    server_id = tx.scalar(sa.select(actions.c.server_id).where(actions.c.id == action_id))
+    if server_id is None:
         raise errors.NotFound(f"There is no action {action_id}.")
-    server = lock_servers(tx, [head.server_id]).get(head.server_id)
+    server = lock_servers(tx, [server_id]).get(server_id)
     row = lock(tx, [action_id])[action_id]
-    if row.state != ActionState.STUCK and not (
-        also_overdue and row.state == ActionState.DUE and head.overdue
-    ):
+    # Read after the lock: a conductor may have taken an overdue action before it.
+    is_overdue = also_overdue and tx.scalar(sa.select(overdue()).where(actions.c.id == action_id))
+    if row.state != ActionState.STUCK and not is_overdue:
         raise errors.Conflict(f"Action {action_id} is {row.state}, not stuck.")
     if server is not None and server.action != action_id:
         raise errors.Conflict(f"Action {action_id} does not hold server {server.id} any more.")

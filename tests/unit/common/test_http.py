@@ -140,6 +140,12 @@ def test_external_service_call_with_unreadable_answer_raises_unavailable(service
     assert wrong == []
 
 
+def test_external_service_list_of_pairs_is_no_json_object(service: Service) -> None:
+    service.body = b'[["ports", []]]'
+    with pytest.raises(errors.Unavailable, match="no JSON object"):
+        CALLS["ports"]()
+
+
 def test_service_call_with_empty_answer_raises_unavailable_if_body_is_read(
     service: Service,
 ) -> None:
