@@ -117,7 +117,7 @@ class Policy:
             self._reading.release()
 
     def _load_rules(self) -> None:
-        from compute_api.http import policy_file
+        from compute_api.http import policy_facts, policy_file
 
         merged = (
             policy_file.merge(self._file, self._rules)
@@ -126,9 +126,10 @@ class Policy:
         )
         for warning in merged.warnings:
             logger.warning("a rule of the policy file needs attention", problem=warning)
-        self._enforcer.set_rules(
-            {name: policy_file.parse(name, check) for name, check in merged.checks.items()}
-        )
+        checks = {name: policy_file.parse(name, check) for name, check in merged.checks.items()}
+        self._enforcer.set_rules(checks)
+        # After set_rules: a thread that has the new decisions evaluates the new rules.
+        self._decisions = policy_facts.Decisions(checks)
         self._in_force = {
             name: EffectiveRule(
                 str(check),
@@ -156,8 +157,15 @@ class Policy:
         """
         if self._file:
             self._reload_changed_file()
+        decisions = self._decisions
         if rule not in self._in_force:
             return False
+        if target is None:
+            target = {"project_id": context.project_id, "user_id": context.user_id}
+        return decisions.find(rule, context, target, lambda: self.evaluate(rule, context, target))
+
+    def evaluate(self, rule: str, context: RequestContext, target: Mapping[str, object]) -> bool:
+        """Return the decision of ``allows``, computed from the rules in force."""
         caller = {
             "user_id": context.user_id,
             "project_id": context.project_id,
@@ -169,8 +177,6 @@ class Policy:
             "service_roles": list(context.service_roles),
             "is_admin_project": True,
         }
-        if target is None:
-            target = {"project_id": context.project_id, "user_id": context.user_id}
         try:
             return bool(self._enforcer.enforce(rule, dict(target), caller))
         except self._refusals:

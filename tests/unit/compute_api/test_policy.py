@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -89,3 +91,61 @@ def test_policy_file_replaces_named_rules_and_keeps_other_defaults(tmp_path: Pat
 def test_admin_passes_all_default_policy_rules(policy: Policy) -> None:
     for rule in RULES:
         assert policy.allows(rule, caller("admin"))
+
+
+TARGETS = ({}, *({"project_id": p, "user_id": u} for p in ("p", "q", None) for u in ("u", "v")))
+CALLERS = (
+    *(caller(*roles, project=p) for roles in ((), ("reader",), ("admin",)) for p in ("p", "q")),
+    caller("member", user="v"),
+    caller("admin", system="all"),
+    replace(caller("member"), domain_id="d"),
+    replace(caller("member"), user_domain_id="d"),
+)
+
+
+@pytest.mark.parametrize(
+    "check",
+    [
+        "",
+        "!",
+        "role:reader and project_id:%(project_id)s",
+        "not user_id:%(user_id)s",
+        "project_id:%(user_id)s or user_domain_id:d",
+        "is_admin:True or user_id:u",
+        "rule:project_member_or_admin",
+        "rule:not_there",
+        "role:%(project_id)s",
+        "'p':%(project_id)s",
+        "service_roles:s",
+    ],
+)
+def test_kept_policy_decision_equals_evaluated_decision(tmp_path: Path, check: str) -> None:
+    """For example, the decision for a caller of one project is not used for another target."""
+    path = tmp_path / "policy.yaml"
+    path.write_text(f'"{STOP}": "{check}"\n')
+    kept = Policy(COMPUTE_RULES, str(path))
+    for _ in range(2):
+        for of_caller in CALLERS:
+            for target in TARGETS:
+                expected = kept.evaluate(STOP, of_caller, target)
+                assert kept.allows(STOP, of_caller, target) is expected, (of_caller, target)
+
+
+def test_policy_evaluates_rule_once_for_equal_facts_of_many_projects(
+    policy: Policy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    evaluations = []
+    evaluate = policy.evaluate
+
+    def count(rule: str, context: RequestContext, target: Mapping[str, object]) -> bool:
+        evaluations.append(rule)
+        return evaluate(rule, context, target)
+
+    monkeypatch.setattr(policy, "evaluate", count)
+    for number in range(100):
+        project = f"project-{number}"
+        for _ in range(2):
+            of_project = caller("operator", "member", project=project, user=f"user-{number}")
+            assert policy.allows(STOP, of_project, {"project_id": project})
+            assert not policy.allows(STOP, of_project, {"project_id": "other"})
+    assert len(evaluations) == 2
