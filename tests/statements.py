@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One cache of compiled SQL statements for all engines of a test run.
+"""One cache of compiled SQL statements for all engines of a test run, and a record of statements.
 
 By default each engine has its own cache, and each test creates engines. Without the shared cache,
 tests would spend half of their time compiling statements again. A service has one engine and does
@@ -8,6 +8,7 @@ not need this.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import sqlalchemy as sa
@@ -71,3 +72,31 @@ def _use_shared_cache(cls: type[Dialect], engine: sa.Engine) -> None:
 
 
 COMPILED = Compiled()
+
+
+def find_new_statements(engine: sa.Engine, work: Callable[[], object]) -> list[str]:
+    """Run ``work`` three times, and return the statements that only the third run has, as text.
+
+    A process builds a statement of a hot path once, because SQLAlchemy needs ten times as long to
+    build a statement as to run it.
+    """
+    executed: list[sa.ClauseElement] = []
+
+    def record(connection: object, statement: sa.ClauseElement, *rest: object) -> None:
+        executed.append(statement)
+
+    sa.event.listen(engine, "before_execute", record)
+    try:
+        work()
+        work()
+        # The objects stay in the list, so that no other statement gets their address.
+        known = {id(statement) for statement in executed}
+        number = len(executed)
+        work()
+    finally:
+        sa.event.remove(engine, "before_execute", record)
+    return [
+        str(statement.compile(engine))
+        for statement in executed[number:]
+        if id(statement) not in known
+    ]

@@ -11,6 +11,7 @@ latest commits. In a ``snapshot`` all statements see the same state. The clock i
 
 from __future__ import annotations
 
+import operator
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -428,16 +429,27 @@ def is_there(table: sa.Table) -> Callable[[Connection, Numbered], bool]:
 def insert_ignore(tx: Connection, table: sa.Table, values: Values) -> bool:
     """Insert a row and return True, or return False if another row has an equal unique key."""
     done = tx.execute(
-        _ignoring(tx, table).values(values), execution_options={"preserve_rowcount": True}
+        _insert_into(table, tx.dialect.name).values(values),
+        execution_options={"preserve_rowcount": True},
     )
     return bool(done.rowcount > 0)
 
 
-def _ignoring(tx: Connection, table: sa.Table) -> sa.Insert:
-    """Return an insert that skips rows with an existing key."""
-    if tx.dialect.name == "postgresql":
-        return postgresql.insert(table).on_conflict_do_nothing()
-    return sa.insert(table).prefix_with("OR IGNORE" if tx.dialect.name == "sqlite" else "IGNORE")
+@cache
+def _insert_into(table: sa.Table, ignoring: str = "", times: tuple[str, ...] = ()) -> sa.Insert:
+    """Return an insert of the columns that the parameters name. Cached like ``_update_of``.
+
+    Args:
+        table: The table.
+        ignoring: The name of the dialect, to skip rows with an existing key. "": skip none.
+        times: Columns that get the current time.
+    """
+    insert = sa.insert(table)
+    if ignoring == "postgresql":
+        insert = postgresql.insert(table).on_conflict_do_nothing()
+    elif ignoring:
+        insert = insert.prefix_with("OR IGNORE" if ignoring == "sqlite" else "IGNORE")
+    return insert.values(dict.fromkeys(times, now())) if times else insert
 
 
 def insert_many(
@@ -461,15 +473,15 @@ def insert_many(
     """
     if not rows:
         return
-    insert = _ignoring(tx, table) if ignore else sa.insert(table)
+    ignoring = tx.dialect.name if ignore else ""
     if not times:
-        tx.execute(insert, rows)
+        tx.execute(_insert_into(table, ignoring), rows)
         return
     if len(rows) == 1:
-        tx.execute(insert.values(dict.fromkeys(times, now())), rows)
+        tx.execute(_insert_into(table, ignoring, times), rows)
         return
     at = dict.fromkeys(times, moment(tx))
-    tx.execute(insert, [row | at for row in rows])
+    tx.execute(_insert_into(table, ignoring), [row | at for row in rows])
 
 
 def update_grouped(
@@ -489,11 +501,14 @@ def update_grouped(
         groups.setdefault(same, (values, []))[1].append(row)
     for values, rows in groups.values():
         plain = {name: value for name, value in values.items() if not _is_expression(value)}
-        if all(name in plain or isinstance(value, now) for name, value in values.items()):
-            clocked = tuple(name for name in values if name not in plain)
+        delays = {
+            name: delay for name in values if (delay := _read_delay(values[name])) is not None
+        }
+        if len(plain) + len(delays) == len(values):
+            parameters = {f"new_{name}": value for name, value in (plain | delays).items()}
             tx.execute(
-                _update_of(table, key, tuple(plain), clocked),
-                {"keys": sorted(rows), **{f"new_{name}": plain[name] for name in plain}},
+                _update_of(table, key, tuple(plain), tuple(delays)),
+                {"keys": sorted(rows), **parameters},
             )
         else:
             tx.execute(sa.update(table).where(key.in_(sorted(rows))).values(values))
@@ -501,7 +516,7 @@ def update_grouped(
 
 @cache
 def _update_of(
-    table: sa.Table, key: sa.Column[str], plain: tuple[str, ...], clocked: tuple[str, ...]
+    table: sa.Table, key: sa.Column[str], plain: tuple[str, ...], times: tuple[str, ...]
 ) -> sa.Update:
     """Return an update of these columns, cached because the conductor repeats few kinds often.
 
@@ -509,14 +524,23 @@ def _update_of(
         table: The table.
         key: The column that selects rows by the parameter ``keys``.
         plain: Columns that get the value of the parameter ``new_NAME``.
-        clocked: Columns that get the current time.
+        times: Columns that get the current time plus the parameter ``new_NAME``, in µs.
     """
-    values = {name: sa.bindparam(f"new_{name}", type_=table.c[name].type) for name in plain}
-    return (
-        sa.update(table)
-        .where(key.in_(sa.bindparam("keys", expanding=True)))
-        .values({**values, **dict.fromkeys(clocked, now())})
-    )
+    new = {name: sa.bindparam(f"new_{name}", type_=table.c[name].type) for name in (*plain, *times)}
+    values = {name: now() + new[name] if name in times else new[name] for name in new}
+    return sa.update(table).where(key.in_(sa.bindparam("keys", expanding=True))).values(values)
+
+
+def _read_delay(value: object) -> int | None:
+    """Return the µs that an expression adds to the current time, or None for another value."""
+    match value:
+        case now():
+            return 0
+        case sa.BinaryExpression(
+            left=now(), operator=operator.add, right=sa.BindParameter(value=int(delay))
+        ):
+            return delay
+    return None
 
 
 def _is_expression(value: Any) -> bool:

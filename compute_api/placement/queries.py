@@ -58,7 +58,9 @@ def resources(text: str) -> dict[str, int]:
                 f"{amount[:80]}."
             ) from problem
         if number < 1:
-            raise BadQuery(f"Requested resource {name[:255]} requires amount >= 1. Got: {amount[:80]}.")
+            raise BadQuery(
+                f"Requested resource {name[:255]} requires amount >= 1. Got: {amount[:80]}."
+            )
         if number > MOST:
             raise BadQuery(
                 f"Requested resource {name[:255]} requires amount <= {MOST}. Got: {amount[:80]}."

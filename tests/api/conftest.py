@@ -168,6 +168,9 @@ def default_policy() -> Policy:
     return Policy(COMPUTE_RULES)
 
 
+_SET_SERVER = sa.update(schema.servers).where(schema.servers.c.id == sa.bindparam("server"))
+
+
 class Cloud:
     """The application and its services, with shortcuts for requests and database changes."""
 
@@ -241,19 +244,17 @@ class Cloud:
 
     def set_state(self, server_id: str, vm_state: str = "active", **values: Any) -> None:
         """Set the state of a server on host1 without a task, as after a completed create."""
-        self.change(
-            schema.servers,
-            schema.servers.c.id == server_id,
-            **{
-                "vm_state": vm_state,
-                "task_state": None,
-                "action": None,
-                "power_state": 1,
-                "host": "host1",
-                "availability_zone": "nova",
-                **values,
-            },
-        )
+        columns = {
+            "vm_state": vm_state,
+            "task_state": None,
+            "action": None,
+            "power_state": 1,
+            "host": "host1",
+            "availability_zone": "nova",
+            **values,
+        }
+        with self.store.begin() as tx:
+            tx.execute(_SET_SERVER, {"server": server_id, **columns})
 
     def rows(self, table: sa.Table) -> list[Any]:
         return self.store.read(lambda tx: list(tx.execute(sa.select(table))))

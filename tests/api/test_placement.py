@@ -537,9 +537,9 @@ NONSENSE = (
 # fmt: off
 QUERIES = ("name=%00", "uuid=x", "in_tree=x", "member_of=", "member_of=in:", "member_of=!in:,", "required=!",
            "required=,", "required=in:", "required=in:!A", "resources=", "resources=VCPU", "resources=VCPU:",
-           "resources=:1", "resources=VCPU:1:1", "resources=VCPU:000000000005x", "resources=VCPU:-1", "resources=VCPU:0",
-           "resources=VCPU:99999999999999", "resources=CUSTOM_NONE:1", "limit=0", "limit=-1", "limit=x", "unknown=1",
-           "&".join(["a=1"] * 201),
+           "resources=:1", "resources=VCPU:1:1", "resources=VCPU:000000000005x", "resources=VCPU:-1",
+           "resources=VCPU:0", "resources=VCPU:99999999999999", "resources=CUSTOM_NONE:1", "limit=0", "limit=-1",
+           "limit=x", "unknown=1", "&".join(["a=1"] * 201),
            "required=" + "A" * 5000, "root_required=x&root_required=y", "resources1=VCPU:1&in_tree1=x", "in_tree1=x",
            "same_subtree=x", "group_policy=x", "resources%00=VCPU:1")
 # fmt: on

@@ -18,6 +18,7 @@ from common.store import schema
 from common.store.servers import actions, servers
 from compute_api.compute.request.creation import Creation
 from tests.api.conftest import IMAGE, PROJECT, Cloud
+from tests.statements import find_new_statements
 from tests.waiting import await_true
 
 GOOD: dict[str, Any] = {"name": "Web Server.1", "imageRef": IMAGE, "flavorRef": "1"}
@@ -337,6 +338,20 @@ def record_statements(cloud: Cloud, work: Callable[[], Any]) -> list[str]:
     work()
     sa.event.remove(cloud.store.engine, "before_cursor_execute", append_statement)
     return texts
+
+
+def test_repeated_requests_about_servers_build_no_statement(cloud: Cloud) -> None:
+    def request_all() -> None:
+        server = post_server(cloud).json["server"]["id"]
+        for body in ({"os-stop": None}, {"resize": {"flavorRef": "2"}}):
+            cloud.set_state(server)
+            assert cloud.call("POST", f"/servers/{server}/action", body).status_code == 202
+        assert cloud.call("GET", f"/servers/{server}").status_code == 200
+        assert cloud.call("GET", "/flavors/1").status_code == 200
+        cloud.set_state(server)
+        assert cloud.call("DELETE", f"/servers/{server}").status_code == 204
+
+    assert find_new_statements(cloud.store.engine, request_all) == []
 
 
 def test_create_server_runs_seven_statements_and_nine_for_eight_servers(cloud: Cloud) -> None:

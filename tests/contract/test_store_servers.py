@@ -360,10 +360,10 @@ def test_create_in_group_adds_member_and_group_delete_removes_membership(store: 
     ).id
     created = Creator(store, LIMITS).create(creation(group=group))
     assert store.read(lambda tx: server_groups.members(tx, [group])) == {group: [created.server_id]}
-    assert store.read(lambda tx: server_groups.of_server(tx, created.server_id)) == [group]
+    assert store.read(lambda tx: servers.show(tx, created.server_id)).group_id == group
     assert store.read(lambda tx: server_groups.page(tx, "q", 10)) == []
     store.write(lambda tx: server_groups.delete(tx, group))
-    assert store.read(lambda tx: server_groups.of_server(tx, created.server_id)) == []
+    assert store.read(lambda tx: servers.show(tx, created.server_id)).group_id is None
 
 
 def test_parallel_metadata_changes_keep_every_key(store: Store) -> None:

@@ -40,7 +40,7 @@ from common.security.vault import Vault
 from common.service import config
 from common.store import cleanups as store_cleanups
 from common.store import schema
-from common.store.engine import Store, now
+from common.store.engine import Store, insert_many, now
 from common.store.hosts import services
 from common.store.servers import actions, migrations
 from common.store.servers import shares as mappings
@@ -80,6 +80,7 @@ FLAVOR = new_servers.FLAVOR
 ALL_LANES = (Lane.INSIDE, *WORKFLOWS.lanes)
 ROUND_SECONDS = 5
 #: One statement in place of one transaction per lane, because most lanes have no due action.
+_SERVER = sa.select(schema.servers).where(schema.servers.c.id == sa.bindparam("server"))
 _DUE_STEPS = (
     sa.select(schema.actions.c.step)
     .where(schema.actions.c.due_at <= now(), schema.actions.c.state == "due")
@@ -535,11 +536,8 @@ class Cloud:
                 server["disk_gb"] = hardware.on_host(flavor, server["image"]).disk_gb
         with self.store.begin() as tx:
             for server, action in rows:
-                tx.execute(
-                    sa.insert(schema.servers).values(
-                        **server, volumes=len(volumes), created_at=now(), updated_at=now()
-                    )
-                )
+                row = {**server, "volumes": len(volumes)}
+                insert_many(tx, schema.servers, [row], "created_at", "updated_at")
                 actions.insert(tx, [action])
                 server_groups.join(
                     tx, [{"group_id": group, "server_id": server["id"]}] if group else []
@@ -723,11 +721,7 @@ class Cloud:
 
     def show(self, server: str) -> Any:
         """Return the row of a server, which may be deleted."""
-        return self.store.read(
-            lambda tx: tx.execute(
-                sa.select(schema.servers).where(schema.servers.c.id == server)
-            ).one()
-        )
+        return self.store.read(lambda tx: tx.execute(_SERVER, {"server": server}).one())
 
     def domains(self, server: str) -> list[str]:
         """Return the names of the hosts with a domain of the server."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests of the number of SQL statements and messages of a move without faults.
+"""Tests of the SQL statements and messages of moves, and of the life of a server, without faults.
 
 Statements of rounds without due work are not counted.
 """
@@ -16,6 +16,7 @@ from common.domain import states
 from conductor.engine import runner
 from conductor.engine.engine import Lane
 from conductor.workflows import WORKFLOWS
+from tests.statements import find_new_statements
 from tests.workflows.moves import boot_server, create_cloud, lead_up
 from tests.workflows.scenarios import ask
 from tests.workflows.simulator import Cloud, Host
@@ -80,3 +81,15 @@ def test_move_stays_within_limit_of_statements_and_messages(cloud: Cloud, key: s
     assert cloud.show(server).vm_state == (states.RESIZED if key == "resize" else states.ACTIVE)
     assert meter.statements <= COSTS[key][0]
     assert meter.messages <= COSTS[key][1]
+
+
+def test_repeated_life_of_server_builds_no_statement(cloud: Cloud) -> None:
+    cloud.watcher = lambda: None
+
+    def live() -> None:
+        server = boot_server(cloud)
+        for key in ("os-stop", "os-start", "resize", "confirmResize", "delete"):
+            ask(cloud, server, key)
+            cloud.settle()
+
+    assert find_new_statements(cloud.store.engine, live) == []

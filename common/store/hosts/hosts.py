@@ -106,10 +106,16 @@ def is_newest(tx: Connection, name: str, session: int, number: int) -> bool:
 
     Returns False if this or a later exchange is recorded already, or the session has ended.
     """
-    row = sa.update(hosts).where(
-        hosts.c.name == name, hosts.c.session == session, hosts.c.newest_exchange < number
-    )
-    return bool(tx.execute(row.values(newest_exchange=number)).rowcount)
+    exchange = {"host": name, "of_session": session, "newest_exchange": number, "number": number}
+    return bool(tx.execute(_RECORD_EXCHANGE, exchange).rowcount)
+
+
+_HOST: sa.BindParameter[str] = sa.bindparam("host")
+_RECORD_EXCHANGE = sa.update(hosts).where(
+    hosts.c.name == _HOST,
+    hosts.c.session == sa.bindparam("of_session"),
+    hosts.c.newest_exchange < sa.bindparam("number"),
+)
 
 
 def describe(tx: Connection, name: str, inventory: HostInventory) -> None:
@@ -234,15 +240,17 @@ def note_guests(tx: Connection, name: str, server_ids: Iterable[str]) -> list[st
         The servers stored now that the previous call for this host did not store.
     """
     reported = set(server_ids)
-    known = (
-        tx.scalars(sa.select(guests.c.server_id).where(guests.c.host == name)) if reported else ()
-    )
+    known = tx.scalars(_GUESTS, {"host": name}) if reported else ()
     unclaimed = sorted(reported - set(known))
-    before = tx.scalar(sa.select(hosts.c.unclaimed).where(hosts.c.name == name)) or []
+    before = tx.scalar(_UNCLAIMED_BY, {"host": name}) or []
     entries = [*unclaimed, *(one for one in before if one.startswith(FILES))]
     if entries != before:
         tx.execute(sa.update(hosts).where(hosts.c.name == name).values(unclaimed=entries or None))
     return sorted(set(unclaimed) - set(before))
+
+
+_GUESTS = sa.select(guests.c.server_id).where(guests.c.host == _HOST)
+_UNCLAIMED_BY = sa.select(hosts.c.unclaimed).where(hosts.c.name == _HOST)
 
 
 def read_unclaimed(tx: Connection) -> list[tuple[str, str]]:
@@ -367,12 +375,13 @@ def facts_of(tx: Connection, names: Iterable[str]) -> dict[str, JsonObject]:
     """Return the reported facts of these hosts, with ``cpu_info``. Unknown hosts are left out."""
     return {
         row.name: {**(row.facts or {}), "cpu_info": row.cpu_info}
-        for row in tx.execute(
-            sa.select(hosts.c.name, hosts.c.facts, hosts.c.cpu_info).where(
-                hosts.c.name.in_(sorted(set(names)))
-            )
-        )
+        for row in tx.execute(_FACTS_OF, {"names": sorted(set(names))})
     }
+
+
+_FACTS_OF = sa.select(hosts.c.name, hosts.c.facts, hosts.c.cpu_info).where(
+    hosts.c.name.in_(sa.bindparam("names", expanding=True))
+)
 
 
 # --- for the API ---

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import sqlalchemy as sa
@@ -321,10 +322,15 @@ def are_dead(tx: Connection, host: str, *, locked: bool = False) -> bool:
 
 def is_up(tx: Connection, host: str) -> bool:
     """Return True if the conductors count this compute host as up, and it is not forced down."""
-    row = tx.execute(
-        _select_services().where(services.c.host == host, services.c.binary == Binary.COMPUTE)
-    ).first()
+    row = tx.execute(_select_compute(), {"at": host}).first()
     return row is not None and bool(row.up) and not row.forced_down
+
+
+@cache
+def _select_compute() -> sa.Select[Any]:
+    return _select_services().where(
+        services.c.host == sa.bindparam("at"), services.c.binary == Binary.COMPUTE
+    )
 
 
 def set_state(tx: Connection, uuid: str, **changes: object) -> None:

@@ -16,6 +16,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
@@ -270,7 +272,7 @@ def claim(
             )
     if holders:
         _add_consumers(tx, holders)
-        tx.execute(sa.insert(allocations), rows)
+        insert_many(tx, allocations, rows)
     if trials:
         tx.execute(
             sa.update(providers).where(providers.c.id.in_(sorted(trials))).values(failed_at=now())
@@ -364,20 +366,22 @@ def _lock(tx: Connection, names: Sequence[str]) -> list[LockedProvider]:
     This also raises the providers' generations and sets ``changed_at``. Hosts without a provider
     are left out.
     """
-    query = (
-        sa.select(
-            providers.c.id,
-            providers.c.host,
-            providers.c.failures,
-            providers.c.failed_at,
-            now().label("at"),
-        )
-        .where(providers.c.host.in_(names))
-        .order_by(providers.c.id)
-    )
-    rows: list[LockedProvider] = list(tx.execute(for_update(query)))
+    rows: list[LockedProvider] = list(tx.execute(_PROVIDERS_LOCKED, {"names": list(names)}))
     touch(tx, (row.id for row in rows))
     return rows
+
+
+_PROVIDERS_LOCKED = for_update(
+    sa.select(
+        providers.c.id,
+        providers.c.host,
+        providers.c.failures,
+        providers.c.failed_at,
+        now().label("at"),
+    )
+    .where(providers.c.host.in_(sa.bindparam("names", expanding=True)))
+    .order_by(providers.c.id)
+)
 
 
 def lock(tx: Connection, hosts: Sequence[str]) -> dict[str, int]:
@@ -411,11 +415,14 @@ def judge(tx: Connection, verdicts: Sequence[tuple[str, int]]) -> None:
 
 def touch(tx: Connection, provider_ids: Iterable[int]) -> None:
     """Raise the generations of providers that the caller has locked, and set ``changed_at``."""
-    tx.execute(
-        sa.update(providers)
-        .where(providers.c.id.in_(sorted(set(provider_ids))))
-        .values(generation=providers.c.generation + 1, changed_at=now())
-    )
+    tx.execute(_TOUCH, {"ids": sorted(set(provider_ids))})
+
+
+_TOUCH = (
+    sa.update(providers)
+    .where(providers.c.id.in_(sa.bindparam("ids", expanding=True)))
+    .values(generation=providers.c.generation + 1, changed_at=now())
+)
 
 
 def _read_rooms(tx: Connection, locked: Mapping[int, _Host]) -> None:
@@ -424,41 +431,51 @@ def _read_rooms(tx: Connection, locked: Mapping[int, _Host]) -> None:
     Why a statement after the lock: the lock may have waited for the transaction that disabled the
     host.
     """
+    for row in tx.execute(_select_rooms(), {"ids": list(locked)}):
+        host, capacity = locked[row.provider_id], (row.total - row.reserved) * row.allocation_ratio
+        host.rooms[row.resource_class] = _Room(
+            capacity - int(row.used), row.min_unit, row.max_unit, row.step_size
+        )
+        host.disabled = row.disabled is not None
+
+
+@cache
+def _select_rooms() -> sa.Select[Any]:
+    """Return the statement of ``_read_rooms``. Cached, because every claim runs it."""
+    ids: sa.BindParameter[Any] = sa.bindparam("ids", expanding=True)
     used = (
         sa.select(
             allocations.c.provider_id,
             allocations.c.resource_class,
             sa.func.sum(allocations.c.used).label("used"),
         )
-        .where(allocations.c.provider_id.in_(locked))
+        .where(allocations.c.provider_id.in_(ids))
         .group_by(allocations.c.provider_id, allocations.c.resource_class)
         .subquery()
     )
-    query = sa.select(
-        inventories,
-        sa.func.coalesce(used.c.used, 0).label("used"),
-        provider_traits.c.trait.label("disabled"),
-    ).select_from(
-        inventories.outerjoin(
-            used,
-            sa.and_(
-                used.c.provider_id == inventories.c.provider_id,
-                used.c.resource_class == inventories.c.resource_class,
-            ),
-        ).outerjoin(
-            provider_traits,
-            sa.and_(
-                provider_traits.c.provider_id == inventories.c.provider_id,
-                provider_traits.c.trait == COMPUTE_DISABLED,
-            ),
+    return (
+        sa.select(
+            inventories,
+            sa.func.coalesce(used.c.used, 0).label("used"),
+            provider_traits.c.trait.label("disabled"),
         )
+        .select_from(
+            inventories.outerjoin(
+                used,
+                sa.and_(
+                    used.c.provider_id == inventories.c.provider_id,
+                    used.c.resource_class == inventories.c.resource_class,
+                ),
+            ).outerjoin(
+                provider_traits,
+                sa.and_(
+                    provider_traits.c.provider_id == inventories.c.provider_id,
+                    provider_traits.c.trait == COMPUTE_DISABLED,
+                ),
+            )
+        )
+        .where(inventories.c.provider_id.in_(ids))
     )
-    for row in tx.execute(query.where(inventories.c.provider_id.in_(locked))):
-        host, capacity = locked[row.provider_id], (row.total - row.reserved) * row.allocation_ratio
-        host.rooms[row.resource_class] = _Room(
-            capacity - int(row.used), row.min_unit, row.max_unit, row.step_size
-        )
-        host.disabled = row.disabled is not None
 
 
 def _parts(tx: Connection, names: Sequence[str]) -> dict[str, _Parts]:
@@ -505,11 +522,13 @@ def _add_consumers(tx: Connection, holders: list[dict[str, str]]) -> None:
 
 def hand_over(tx: Connection, provider: int, holder: str, to: str) -> None:
     """Move the allocations at a locked provider from the consumer ``holder`` to ``to``."""
-    tx.execute(
-        sa.update(allocations)
-        .where(allocations.c.provider_id == provider, allocations.c.consumer_id == holder)
-        .values(consumer_id=to)
-    )
+    tx.execute(_HAND_OVER, {"provider": provider, "holder": holder, "consumer_id": to})
+
+
+_HAND_OVER = sa.update(allocations).where(
+    allocations.c.provider_id == sa.bindparam("provider"),
+    allocations.c.consumer_id == sa.bindparam("holder"),
+)
 
 
 def hand_back(tx: Connection, migration: str, server: str, host: str) -> None:
@@ -548,15 +567,24 @@ def release(tx: Connection, placements: Sequence[tuple[str, str]]) -> None:
     """
     ids = lock(tx, sorted({host for _, host in placements}))
     held = [(ids[host], server) for server, host in placements if host in ids]
-    tx.execute(
-        sa.delete(allocations).where(
-            allocations.c.consumer_id.in_([server for _, server in held]),
-            sa.tuple_(allocations.c.provider_id, allocations.c.consumer_id).in_(held),
-        )
-    )
-    gone = sorted({server for server, _ in placements})
-    still = sa.select(allocations.c.consumer_id).where(allocations.c.consumer_id.in_(gone))
-    tx.execute(sa.delete(consumers).where(consumers.c.id.in_(gone), consumers.c.id.not_in(still)))
+    tx.execute(_RELEASE, {"consumers": [server for _, server in held], "held": held})
+    tx.execute(_FORGET, {"consumers": sorted({server for server, _ in placements})})
+
+
+_CONSUMERS: sa.BindParameter[Any] = sa.bindparam("consumers", expanding=True)
+_RELEASE = sa.delete(allocations).where(
+    allocations.c.consumer_id.in_(_CONSUMERS),
+    sa.tuple_(allocations.c.provider_id, allocations.c.consumer_id).in_(
+        sa.bindparam("held", expanding=True)
+    ),
+)
+#: Deletes consumers that have no allocations.
+_FORGET = sa.delete(consumers).where(
+    consumers.c.id.in_(_CONSUMERS),
+    consumers.c.id.not_in(
+        sa.select(allocations.c.consumer_id).where(allocations.c.consumer_id.in_(_CONSUMERS))
+    ),
+)
 
 
 def put(tx: Connection, holder: Mapping[str, str], host: str, amounts: Mapping[str, int]) -> None:

@@ -40,7 +40,6 @@ from common.store.schema import (
 )
 
 Rows = Sequence[Any]
-Which = sa.ColumnElement[bool]
 
 #: Limit of the servers in the hints of one request.
 MOST_PLACES = 64
@@ -143,7 +142,10 @@ def ids(tx: Connection) -> list[int]:
 
 def count(tx: Connection) -> int:
     """Return the number of providers with a host."""
-    return tx.scalar(sa.select(sa.func.count(providers.c.host))) or 0
+    return tx.scalar(_COUNT) or 0
+
+
+_COUNT = sa.select(sa.func.count(providers.c.host))
 
 
 # --- hosts ---
@@ -153,24 +155,30 @@ def read(tx: Connection, provider_ids: Collection[int], images: bool = False) ->
     Providers without a host are left out. Assignments are read only if a guest has one, and the
     servers' images only with ``images``.
     """
-    which = sa.and_(providers.c.id.in_(provider_ids), providers.c.host.is_not(None))
-    found = tx.execute(_providers(which)).all()
+    which = {"ids": list(provider_ids)}
+    found = tx.execute(_select_providers(), which).all()
     if not found:
         return HostRows()
-    assignments = tx.execute(_assignments(which)).all() if any(row.fitted for row in found) else ()
+    has_assignments = any(row.fitted for row in found)
     return HostRows(
         found,
-        tx.execute(_inventories(which)).all(),
-        assignments,
-        tx.execute(_images(which)).all() if images else (),
+        tx.execute(_select_inventories(), which).all(),
+        tx.execute(_select_assignments(), which).all() if has_assignments else (),
+        tx.execute(_select_images(), which).all() if images else (),
     )
+
+
+_WHICH = sa.and_(
+    providers.c.id.in_(sa.bindparam("ids", expanding=True)), providers.c.host.is_not(None)
+)
 
 
 def _text(column: sa.Column[Any]) -> sa.ColumnElement[str]:
     return sa.type_coerce(column, sa.Text).label(column.name)
 
 
-def _providers(which: Which) -> sa.Select[Any]:
+@cache
+def _select_providers() -> sa.Select[Any]:
     ours = sa.and_(services.c.host == providers.c.host, services.c.binary == Binary.COMPUTE)
     beats = sa.and_(heartbeats.c.host == providers.c.host, heartbeats.c.binary == Binary.COMPUTE)
     traits = (
@@ -212,12 +220,13 @@ def _providers(which: Which) -> sa.Select[Any]:
             .outerjoin(heartbeats, beats)
             .outerjoin(hosts, hosts.c.name == providers.c.host)
         )
-        .where(which)
+        .where(_WHICH)
         .order_by(providers.c.id)
     )
 
 
-def _inventories(which: Which) -> sa.Select[Any]:
+@cache
+def _select_inventories() -> sa.Select[Any]:
     used = (
         sa.select(sa.func.coalesce(sa.func.sum(allocations.c.used), 0))
         .where(
@@ -239,23 +248,25 @@ def _inventories(which: Which) -> sa.Select[Any]:
             used.label("used"),
         )
         .select_from(inventories.join(providers, providers.c.id == inventories.c.provider_id))
-        .where(which)
+        .where(_WHICH)
     )
 
 
-def _assignments(which: Which) -> sa.Select[Any]:
+@cache
+def _select_assignments() -> sa.Select[Any]:
     return (
         sa.select(providers.c.id, _text(guests.c.assignment))
         .select_from(providers.join(guests, guests.c.host == providers.c.host))
-        .where(which, guests.c.assignment.is_not(None))
+        .where(_WHICH, guests.c.assignment.is_not(None))
     )
 
 
-def _images(which: Which) -> sa.Select[Any]:
+@cache
+def _select_images() -> sa.Select[Any]:
     return (
         sa.select(providers.c.id, servers.c.image_id, sa.func.count())
         .select_from(providers.join(servers, servers.c.host == providers.c.host))
-        .where(which, servers.c.deleted == 0, servers.c.image_id.is_not(None))
+        .where(_WHICH, servers.c.deleted == 0, servers.c.image_id.is_not(None))
         .group_by(providers.c.id, servers.c.image_id)
     )
 
@@ -288,16 +299,18 @@ def metrics(tx: Connection, since: int) -> Rows:
 
 def working(tx: Connection) -> dict[str, int]:
     """Return host -> number of running commands that copy disks. Other hosts are left out."""
-    rows = tx.execute(
-        sa.select(actions.c.host, sa.func.count())
-        .where(
-            actions.c.state == ActionState.WAITING,
-            actions.c.host.is_not(None),
-            actions.c.verb.in_(COPYING),
-        )
-        .group_by(actions.c.host)
+    return {row[0]: row[1] for row in tx.execute(_WORKING)}
+
+
+_WORKING = (
+    sa.select(actions.c.host, sa.func.count())
+    .where(
+        actions.c.state == ActionState.WAITING,
+        actions.c.host.is_not(None),
+        actions.c.verb.in_(COPYING),
     )
-    return {row[0]: row[1] for row in rows}
+    .group_by(actions.c.host)
+)
 
 
 def aggregates_with(

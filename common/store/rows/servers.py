@@ -179,7 +179,10 @@ class ServerRecord(Protocol):
     disks: str | None
     shares: int
     volumes: int
+    #: Only of a single server, not of a list.
+    group_id: str | None
     # times in µs
+    deleted: int
     created_at: int
     updated_at: int
     launched_at: int | None

@@ -89,17 +89,8 @@ def begin(
     if row.supersedes and server.action:
         supersede(tx, server.action)
     action_id = ids.new()
-    tx.execute(
-        sa.update(servers)
-        .where(servers.c.id == server_id)
-        .values(
-            fence=server.fence + 1,
-            action=action_id,
-            task_state=row.during,
-            updated_at=now(),
-            **(changes or {}),
-        )
-    )
+    taken = {"fence": server.fence + 1, "action": action_id, "task_state": row.during}
+    update_servers(tx, {server_id: {**taken, **(changes or {})}})
     insert(
         tx,
         [
@@ -137,7 +128,14 @@ def take_lock(tx: Connection, server_id: str, project_id: str | None) -> ServerS
     Raises:
         NotFound: The server does not exist, or not in this project.
     """
-    query = sa.select(
+    server = tx.execute(_STATE_LOCKED, {"server": server_id}).first()
+    if server is None or project_id not in (None, server.project_id):
+        raise errors.NotFound(f"Instance {server_id} could not be found.")
+    return server
+
+
+_STATE_LOCKED = for_update(
+    sa.select(
         servers.c.project_id,
         servers.c.user_id,
         servers.c.fence,
@@ -150,13 +148,8 @@ def take_lock(tx: Connection, server_id: str, project_id: str | None) -> ServerS
         servers.c.launched_at,
         servers.c.shares,
         servers.c.volumes,
-    ).where(servers.c.id == server_id, servers.c.deleted == 0)
-    if project_id is not None:
-        query = query.where(servers.c.project_id == project_id)
-    server = tx.execute(for_update(query)).first()
-    if server is None:
-        raise errors.NotFound(f"Instance {server_id} could not be found.")
-    return server
+    ).where(servers.c.id == sa.bindparam("server"), servers.c.deleted == 0)
+)
 
 
 def check(
@@ -298,12 +291,15 @@ def take(
         tx.execute(_due(tuple(workflows.items()), limit, tuple(only), tuple(but)))
     )
     if rows:
-        tx.execute(
-            sa.update(actions)
-            .where(actions.c.id.in_([row.id for row in rows]))
-            .values(owner=owner, lease_until=now() + lease)
-        )
+        tx.execute(_LEASE, {"ids": [row.id for row in rows], "owner": owner, "lease": lease})
     return rows
+
+
+_LEASE = (
+    sa.update(actions)
+    .where(actions.c.id.in_(sa.bindparam("ids", expanding=True)))
+    .values(lease_until=now() + sa.bindparam("lease", type_=sa.BigInteger))
+)
 
 
 @cache
@@ -473,14 +469,10 @@ def outstanding(
         limit: Most actions to return.
         known: Leave out these commands, which the host has: (action id, phase, step, attempt).
     """
-    query = _OUTSTANDING
+    values = {"at": host, "older_than": older_than, "most": limit}
     if known:
-        query = query.where(
-            sa.tuple_(actions.c.id, actions.c.phase, actions.c.step, actions.c.attempt).not_in(
-                sorted(known)
-            )
-        )
-    return list(tx.execute(query, {"at": host, "older_than": older_than, "most": limit}))
+        return list(tx.execute(_OUTSTANDING_UNKNOWN, {**values, "known": sorted(known)}))
+    return list(tx.execute(_OUTSTANDING, values))
 
 
 _OUTSTANDING = (
@@ -493,6 +485,11 @@ _OUTSTANDING = (
     .order_by(actions.c.sent_at)
     .limit(sa.bindparam("most", type_=sa.Integer))
     .with_for_update(skip_locked=True)
+)
+_OUTSTANDING_UNKNOWN = _OUTSTANDING.where(
+    sa.tuple_(actions.c.id, actions.c.phase, actions.c.step, actions.c.attempt).not_in(
+        sa.bindparam("known", expanding=True)
+    )
 )
 
 

@@ -13,7 +13,7 @@ call ``allocations.release``.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
@@ -60,11 +60,18 @@ def want(tx: Connection, server_ids: Iterable[str], wanted: GuestState, may_run:
     These are the guests whose present wanted state is in ``HERE``. Other guests, for example
     pending removals, stay unchanged. ``may_run``: True if a domain of the guest may be running.
     """
-    tx.execute(
-        sa.update(guests)
-        .where(guests.c.server_id.in_(list(server_ids)), guests.c.wanted.in_(HERE))
-        .values(wanted=wanted, may_run=may_run, changed_at=now())
-    )
+    tx.execute(_WANT, {"servers": list(server_ids), "wanted": wanted, "may_run": may_run})
+
+
+_SERVERS: sa.BindParameter[Any] = sa.bindparam("servers", expanding=True)
+#: The parameters name further columns to write. ``owner`` and ``place`` are server and host.
+_CHANGE = sa.update(guests).values(changed_at=now())
+_WANT = _CHANGE.where(guests.c.server_id.in_(_SERVERS), guests.c.wanted.in_(HERE))
+_OF_OWNER = guests.c.server_id == sa.bindparam("owner")
+_AT_PLACE = guests.c.host == sa.bindparam("place")
+_HOLD = _CHANGE.where(_OF_OWNER, _AT_PLACE)
+_REMOVE = _CHANGE.where(_OF_OWNER, guests.c.wanted != GuestState.ABSENT)
+_BECOME = _REMOVE.where(_AT_PLACE)
 
 
 def become(
@@ -72,17 +79,9 @@ def become(
 ) -> None:
     """Set the wanted state of the guest on one host, unless the guest is a pending cleanup.
 
-    ``changes`` can contain may_run, holder, fence and keeps_files.
+    ``changes`` can contain may_run, holder, fence, sent_at and keeps_files.
     """
-    tx.execute(
-        sa.update(guests)
-        .where(
-            guests.c.server_id == server_id,
-            guests.c.host == host,
-            guests.c.wanted != GuestState.ABSENT,
-        )
-        .values(wanted=wanted, changed_at=now(), **changes)
-    )
+    tx.execute(_BECOME, {"owner": server_id, "place": host, "wanted": wanted, **changes})
 
 
 def hold(tx: Connection, server_id: str, host: str, migration: str | None) -> None:
@@ -90,11 +89,7 @@ def hold(tx: Connection, server_id: str, host: str, migration: str | None) -> No
 
     The caller moves the allocation itself (``allocations.claim``, ``allocations.hand_back``).
     """
-    tx.execute(
-        sa.update(guests)
-        .where(guests.c.server_id == server_id, guests.c.host == host)
-        .values(holder=migration, changed_at=now())
-    )
+    tx.execute(_HOLD, {"owner": server_id, "place": host, "holder": migration})
 
 
 def add_removal(
@@ -117,22 +112,11 @@ def add_removal(
         keeps_files: True if the host must keep the files, because another guest uses them on shared
             storage. This is ignored without ``host``.
     """
-    change = sa.update(guests).where(
-        guests.c.server_id == server_id, guests.c.wanted != GuestState.ABSENT
-    )
+    changes: Values = {"fence": fence, "sent_at": None, **({} if may_run else {"may_run": False})}
     if host is not None:
-        change = change.where(guests.c.host == host)
-    values: Values = {
-        "wanted": GuestState.ABSENT,
-        "fence": fence,
-        "changed_at": now(),
-        "sent_at": None,
-    }
-    if not may_run:
-        values["may_run"] = False
-    if host is not None:
-        values["keeps_files"] = keeps_files
-    tx.execute(change.values(values))
+        become(tx, server_id, host, GuestState.ABSENT, keeps_files=keeps_files, **changes)
+    else:
+        tx.execute(_REMOVE, {"owner": server_id, "wanted": GuestState.ABSENT, **changes})
 
 
 def home(tx: Connection, server_id: str) -> str | None:
@@ -198,14 +182,7 @@ def confirm_removals(tx: Connection, confirmed: Iterable[RemovedGuest]) -> set[s
     fences = {(server, host): fence for server, host, fence in confirmed}
     if not fences:
         return set()
-    rows = tx.execute(
-        for_update(
-            sa.select(guests).where(
-                guests.c.server_id.in_(sorted({server for server, _ in fences})),
-                guests.c.wanted == GuestState.ABSENT,
-            )
-        )
-    )
+    rows = tx.execute(_PENDING_LOCKED, {"servers": sorted({server for server, _ in fences})})
     removed = [
         row
         for row in rows
@@ -214,13 +191,17 @@ def confirm_removals(tx: Connection, confirmed: Iterable[RemovedGuest]) -> set[s
     keys = [(row.server_id, row.host) for row in removed]
     if keys:
         allocations.release(tx, [(row.holder or row.server_id, row.host) for row in removed])
-        tx.execute(
-            sa.delete(guests).where(
-                guests.c.server_id.in_([server for server, _ in keys]),
-                sa.tuple_(guests.c.server_id, guests.c.host).in_(keys),
-            )
-        )
+        tx.execute(_DELETE, {"servers": [server for server, _ in keys], "keys": keys})
     return {server for server, _ in keys}
+
+
+_PENDING_LOCKED = for_update(
+    sa.select(guests).where(guests.c.server_id.in_(_SERVERS), guests.c.wanted == GuestState.ABSENT)
+)
+_DELETE = sa.delete(guests).where(
+    guests.c.server_id.in_(_SERVERS),
+    sa.tuple_(guests.c.server_id, guests.c.host).in_(sa.bindparam("keys", expanding=True)),
+)
 
 
 def removals(
@@ -237,10 +218,10 @@ def removals(
         limit: Most cleanups to return.
         known: Leave out these cleanups, whose commands the host has: (server, fence).
     """
-    query = _REMOVALS
+    values = {"at": host, "older_than": older_than, "most": limit}
     if known:
-        query = query.where(sa.tuple_(guests.c.server_id, guests.c.fence).not_in(sorted(known)))
-    return list(tx.execute(query, {"at": host, "older_than": older_than, "most": limit}))
+        return list(tx.execute(_REMOVALS_UNKNOWN, {**values, "known": sorted(known)}))
+    return list(tx.execute(_REMOVALS, values))
 
 
 _REMOVALS = (
@@ -256,6 +237,9 @@ _REMOVALS = (
     .order_by(guests.c.changed_at)
     .limit(sa.bindparam("most", type_=sa.Integer))
     .with_for_update(skip_locked=True)
+)
+_REMOVALS_UNKNOWN = _REMOVALS.where(
+    sa.tuple_(guests.c.server_id, guests.c.fence).not_in(sa.bindparam("known", expanding=True))
 )
 
 
@@ -281,7 +265,7 @@ _REMOVALS_OF = (
         )
     )
     .where(
-        guests.c.server_id.in_(sa.bindparam("servers", expanding=True)),
+        guests.c.server_id.in_(_SERVERS),
         guests.c.wanted == GuestState.ABSENT,
     )
 )
@@ -289,11 +273,12 @@ _REMOVALS_OF = (
 
 def mark_sent(tx: Connection, host: str, server_ids: Sequence[str]) -> None:
     """Record that the commands to remove these servers' guests were sent to the host now."""
-    tx.execute(
-        sa.update(guests)
-        .where(guests.c.host == host, guests.c.server_id.in_(server_ids))
-        .values(sent_at=now())
-    )
+    tx.execute(_MARK_SENT, {"place": host, "servers": server_ids})
+
+
+_MARK_SENT = (
+    sa.update(guests).where(_AT_PLACE, guests.c.server_id.in_(_SERVERS)).values(sent_at=now())
+)
 
 
 def fences_on(tx: Connection, host: str) -> dict[str, int]:

@@ -30,7 +30,7 @@ from common.domain.statuses import (
 )
 from common.domain.wire import to_wire
 from common.store import cleanups
-from common.store.engine import now, update_grouped
+from common.store.engine import insert_many, now, update_grouped
 from common.store.hosts.services import is_up
 from common.store.placement import allocations
 from common.store.rows import (
@@ -78,11 +78,7 @@ def begin(
             requested while the server is being evacuated to its present host, which is up.
     """
     actions.take_lock(tx, server_id, project_id)
-    server = tx.execute(
-        sa.select(servers.c.host, servers.c.vm_state, servers.c.flavor, servers.c.project_id).where(
-            servers.c.id == server_id
-        )
-    ).one()
+    server = tx.execute(_MOVED, {"server": server_id}).one()
     if kind == MigrationType.EVACUATION:
         _check_destination(tx, server_id, server.host)
     migration, flavor = ids.new(), to_wire(new_flavor) if new_flavor is not None else server.flavor
@@ -105,24 +101,33 @@ def begin(
     if server.host is None:
         raise errors.Conflict(f"Instance {server_id} is on no host; there is nothing to move.")
     end_open(tx, [server_id], MigrationStatus.ERROR)
-    tx.execute(
-        sa.insert(migrations).values(
-            uuid=migration,
-            server_id=server_id,
-            action_id=action,
-            project_id=server.project_id,
-            user_id=context.user_id,
-            type=kind,
-            status=MigrationStatus.ACCEPTED,
-            source_host=server.host,
-            old_flavor=server.flavor,
-            new_flavor=flavor,
-            was=server.vm_state,
-            created_at=now(),
-            updated_at=now(),
-        )
+    insert_many(
+        tx,
+        migrations,
+        [
+            {
+                "uuid": migration,
+                "server_id": server_id,
+                "action_id": action,
+                "project_id": server.project_id,
+                "user_id": context.user_id,
+                "type": kind,
+                "status": MigrationStatus.ACCEPTED,
+                "source_host": server.host,
+                "old_flavor": server.flavor,
+                "new_flavor": flavor,
+                "was": server.vm_state,
+            }
+        ],
+        "created_at",
+        "updated_at",
     )
     return action
+
+
+_MOVED = sa.select(
+    servers.c.host, servers.c.vm_state, servers.c.flavor, servers.c.project_id
+).where(servers.c.id == sa.bindparam("server"))
 
 
 def _check_destination(tx: Connection, server_id: str, host: str | None) -> None:
@@ -160,13 +165,7 @@ def close(
     """
     server = actions.take_lock(tx, server_id, project_id)
     actions.check(row, server_id, server, context, tx)
-    move = tx.execute(
-        sa.select(migrations, actions_table.c.fence)
-        .select_from(migrations.join(actions_table, actions_table.c.id == migrations.c.action_id))
-        .where(migrations.c.server_id == server_id, migrations.c.status == MigrationStatus.FINISHED)
-        .order_by(migrations.c.id.desc())
-        .limit(1)
-    ).first()
+    move = tx.execute(_FINISHED, {"server": server_id}).first()
     if move is None:
         raise errors.BadRequest("Instance has not been resized.")
     return actions.begin(
@@ -185,6 +184,18 @@ def close(
             "resized": move.fence,
         },
     )
+
+
+_FINISHED = (
+    sa.select(migrations, actions_table.c.fence)
+    .select_from(migrations.join(actions_table, actions_table.c.id == migrations.c.action_id))
+    .where(
+        migrations.c.server_id == sa.bindparam("server"),
+        migrations.c.status == MigrationStatus.FINISHED,
+    )
+    .order_by(migrations.c.id.desc())
+    .limit(1)
+)
 
 
 def abandon(tx: Connection, server_id: str, fence: int) -> None:
@@ -274,11 +285,12 @@ def end_open(tx: Connection, server_ids: Sequence[str], status: MigrationStatus)
     for move in open_of(tx, server_ids).values():
         if move.source_host is not None and move.dest_host == move.source_host:
             allocations.stay(tx, move.uuid, move.server_id, move.source_host)
-    tx.execute(
-        sa.update(migrations)
-        .where(migrations.c.server_id.in_(server_ids), migrations.c.status.in_(OPEN_MIGRATIONS))
-        .values(status=status, updated_at=now())
-    )
+    tx.execute(_END_OPEN, {"servers": list(server_ids), "status": status})
+
+
+_SERVERS: sa.BindParameter[Any] = sa.bindparam("servers", expanding=True)
+_IS_OPEN = sa.and_(migrations.c.server_id.in_(_SERVERS), migrations.c.status.in_(OPEN_MIGRATIONS))
+_END_OPEN = sa.update(migrations).where(_IS_OPEN).values(updated_at=now())
 
 
 def update(tx: Connection, changes: Mapping[str, Mapping[str, object]]) -> None:
@@ -339,19 +351,23 @@ def complete_evacuations(tx: Connection, server_ids: Iterable[str]) -> None:
 
     The record exists while the source still has to remove the guest.
     """
-    owing = sa.select(guests_table.c.server_id).where(
-        guests_table.c.server_id == migrations.c.server_id,
-        guests_table.c.host == migrations.c.source_host,
-    )
-    tx.execute(
-        sa.update(migrations)
+    tx.execute(_COMPLETE, {"servers": sorted(set(server_ids))})
+
+
+_COMPLETE = (
+    sa.update(migrations)
+    .where(
+        migrations.c.server_id.in_(_SERVERS),
+        migrations.c.status == MigrationStatus.DONE,
+        ~sa.select(guests_table.c.server_id)
         .where(
-            migrations.c.server_id.in_(sorted(set(server_ids))),
-            migrations.c.status == MigrationStatus.DONE,
-            ~owing.exists(),
+            guests_table.c.server_id == migrations.c.server_id,
+            guests_table.c.host == migrations.c.source_host,
         )
-        .values(status=MigrationStatus.COMPLETED, updated_at=now())
+        .exists(),
     )
+    .values(status=MigrationStatus.COMPLETED, updated_at=now())
+)
 
 
 # --- reading ---
@@ -528,11 +544,8 @@ def open_of(tx: Connection, server_ids: Iterable[str]) -> dict[str, MigrationRow
     Servers without an open migration are left out.
     """
     return {
-        row.server_id: row
-        for row in tx.execute(
-            sa.select(migrations).where(
-                migrations.c.server_id.in_(sorted(set(server_ids))),
-                migrations.c.status.in_(OPEN_MIGRATIONS),
-            )
-        )
+        row.server_id: row for row in tx.execute(_SELECT_OPEN, {"servers": sorted(set(server_ids))})
     }
+
+
+_SELECT_OPEN = sa.select(migrations).where(_IS_OPEN)

@@ -30,7 +30,15 @@ from common.store.notifications import outbox
 from common.store.pagination import SortOrder, after
 from common.store.regular_expressions import fetch, matches
 from common.store.rows import IdempotencyKeyRow, ServerPlace, ServerRecord, Values
-from common.store.schema import Json, heartbeats, hosts, idempotency_keys, servers, services
+from common.store.schema import (
+    Json,
+    heartbeats,
+    hosts,
+    idempotency_keys,
+    server_group_members,
+    servers,
+    services,
+)
 from common.store.substrings import holds
 
 C = servers.c
@@ -50,9 +58,13 @@ _LIGHT_COLUMNS = [
 ]
 _NAME_COLUMNS = [C.id, C.name]
 _ALL_COLUMNS = [*_LIGHT_COLUMNS, *(C[name] for name in _HEAVY)]
+_GROUP = sa.select(sa.func.min(server_group_members.c.group_id)).where(
+    server_group_members.c.server_id == C.id
+)
+_SHOWN_COLUMNS = [*_ALL_COLUMNS, _GROUP.scalar_subquery().label("group_id")]
 #: Rows are named tuples, because SQLAlchemy's rows take ten times as long to read.
-_Name, _Light, _Server = (
-    _tuple(columns) for columns in (_NAME_COLUMNS, _LIGHT_COLUMNS, _ALL_COLUMNS)
+_Name, _Light, _Heavy, _Server = (
+    _tuple(columns) for columns in (_NAME_COLUMNS, _LIGHT_COLUMNS, _ALL_COLUMNS, _SHOWN_COLUMNS)
 )
 loads = json.loads
 #: Columns with a notification about each change.
@@ -168,7 +180,7 @@ def page(
     columns, row_type = (
         (_NAME_COLUMNS, _Name)
         if names_only
-        else (_ALL_COLUMNS, _Server)
+        else (_ALL_COLUMNS, _Heavy)
         if heavy
         else (_LIGHT_COLUMNS, _Light)
     )
@@ -305,7 +317,7 @@ def _match_tags(kind: str, tags: Sequence[str]) -> sa.ColumnElement[bool]:
 def show(
     tx: Connection, server_id: str, project_id: str | None = None, deleted: bool = False
 ) -> ServerRecord:
-    """Return a server with all columns. JSON columns are text.
+    """Return a server with all columns and ``group_id``. JSON columns are text.
 
     Args:
         tx: The transaction.
@@ -317,16 +329,18 @@ def show(
         NotFound: The server does not exist, is in another project, or is deleted and ``deleted`` is
             False.
     """
-    query = sa.select(*_ALL_COLUMNS).where(C.id == server_id)
-    if project_id is not None:
-        query = query.where(C.project_id == project_id)
-    if not deleted:
-        query = query.where(C.deleted == 0)
-    row = tx.execute(query).first()
-    if row is None:
+    row = tx.execute(_SHOW, {"server": server_id}).first()
+    server: ServerRecord | None = None if row is None else _Server._make(row)
+    if (
+        server is None
+        or project_id not in (None, server.project_id)
+        or (server.deleted and not deleted)
+    ):
         raise errors.NotFound(f"Instance {server_id} could not be found.")
-    server: ServerRecord = _Server._make(row)
     return server
+
+
+_SHOW = sa.select(*_SHOWN_COLUMNS).where(C.id == sa.bindparam("server"))
 
 
 def writable_columns(row: ServerRecord, names: Iterable[str]) -> Values:

@@ -104,10 +104,8 @@ def show(tx: Connection, flavorid: str, project_id: str | None = None) -> Flavor
     Raises:
         NotFound: The flavor does not exist, or not for this project.
     """
-    query = sa.select(flavors).where(flavors.c.flavorid == flavorid)
-    if project_id is not None:
-        query = query.where(_visible_to(project_id))
-    row = tx.execute(query).first()
+    statement = _SHOW if project_id is None else _SHOW_VISIBLE
+    row = tx.execute(statement, {"flavor": flavorid, "project": project_id}).first()
     if row is None:
         raise errors.NotFound(f"Flavor {flavorid} could not be found.")
     return row
@@ -269,6 +267,10 @@ def record(row: FlavorRow) -> models.Flavor:
     )
 
 
-def _visible_to(project_id: str) -> sa.ColumnElement[bool]:
+def _visible_to(project_id: str | sa.BindParameter[str]) -> sa.ColumnElement[bool]:
     granted = sa.select(flavor_access.c.flavor_id).where(flavor_access.c.project_id == project_id)
     return flavors.c.is_public.is_(True) | flavors.c.id.in_(granted)
+
+
+_SHOW = sa.select(flavors).where(flavors.c.flavorid == sa.bindparam("flavor"))
+_SHOW_VISIBLE = _SHOW.where(_visible_to(sa.bindparam("project")))

@@ -185,14 +185,17 @@ def lock(tx: Connection, owner_id: str) -> None:
 
     For key pairs, whose usage counts over all projects, ``owner_id`` is the id of a user.
     """
-    step = (
-        sa.update(projects)
-        .where(projects.c.id == owner_id)
-        .values(quota_seq=projects.c.quota_seq + 1)
-    )
-    if not tx.execute(step).rowcount:
+    owner = {"owner": owner_id}
+    if not tx.execute(_COUNT_UP, owner).rowcount:
         insert_ignore(tx, projects, {"id": owner_id, "quota_seq": 0})
-        tx.execute(step)
+        tx.execute(_COUNT_UP, owner)
+
+
+_COUNT_UP = (
+    sa.update(projects)
+    .where(projects.c.id == sa.bindparam("owner"))
+    .values(quota_seq=projects.c.quota_seq + 1)
+)
 
 
 def limits(tx: Connection, project_id: str, defaults: dict[str, int]) -> QuotaLimits:
@@ -200,9 +203,13 @@ def limits(tx: Connection, project_id: str, defaults: dict[str, int]) -> QuotaLi
 
     ``defaults`` are the limits of the configuration: resource -> limit.
     """
-    found = tx.execute(sa.select(quotas).where(quotas.c.project_id.in_([project_id, CLASS])))
+    found = tx.execute(_LIMITS, {"project": project_id})
     rows = {(row.project_id, row.user_id, row.resource): row.hard_limit for row in found}
     return QuotaLimits(defaults, rows, project_id)
+
+
+_PROJECT: sa.BindParameter[str] = sa.bindparam("project")
+_LIMITS = sa.select(quotas).where(quotas.c.project_id.in_([_PROJECT, CLASS]))
 
 
 def usage(tx: Connection, project_id: str) -> dict[str, Usage]:
@@ -210,21 +217,23 @@ def usage(tx: Connection, project_id: str) -> dict[str, Usage]:
 
     This is one statement by an index.
     """
-    rows = tx.execute(
-        sa.select(
-            servers.c.user_id,
-            sa.func.count(),
-            sa.func.sum(servers.c.vcpus),
-            sa.func.sum(servers.c.memory_mb),
-        )
-        .where(servers.c.project_id == project_id, servers.c.deleted == 0)
-        .group_by(servers.c.user_id)
-    )
     found: dict[str, Usage] = {"": Usage()}
-    for user_id, count, vcpus, memory in rows:
+    for user_id, count, vcpus, memory in tx.execute(_USAGE, {"project": project_id}):
         found[user_id] = Usage(int(count), int(vcpus), int(memory))
         found[""].add(int(count), int(vcpus), int(memory))
     return found
+
+
+_USAGE = (
+    sa.select(
+        servers.c.user_id,
+        sa.func.count(),
+        sa.func.sum(servers.c.vcpus),
+        sa.func.sum(servers.c.memory_mb),
+    )
+    .where(servers.c.project_id == _PROJECT, servers.c.deleted == 0)
+    .group_by(servers.c.user_id)
+)
 
 
 def count_resources(tx: Connection, project_id: str) -> Counter[str]:

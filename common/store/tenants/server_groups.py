@@ -180,14 +180,3 @@ def _tell(tx: Connection, event: str, groups: Iterable[str]) -> None:
         sa.select(server_groups).where(server_groups.c.id.in_(sorted(groups)))
     ).mappings():
         outbox.tell(tx, row["id"], {**row, "members": there.get(row["id"], [])}, event)
-
-
-def of_server(tx: Connection, server_id: str) -> list[str]:
-    """Return the id of the server's group as a list, or [] without a group."""
-    return list(
-        tx.scalars(
-            sa.select(server_group_members.c.group_id).where(
-                server_group_members.c.server_id == server_id
-            )
-        )
-    )

@@ -13,7 +13,6 @@ from common.store.engine import Connection
 from common.store.rows import ServerRecord
 from common.store.servers import actions, migrations, servers, volumes
 from common.store.servers.servers import ServerFilters
-from common.store.tenants import server_groups
 from compute_api.compute.request.request import Request
 from compute_api.compute.servers import fields as server_fields
 from compute_api.compute.views.servers import servers as view
@@ -312,19 +311,18 @@ def show_rebuilt(request: Request, server: ServerRecord, password: str) -> JsonO
 
 
 def _make_view(request: Request, server: ServerRecord) -> view.ServerView:
-    """Return the additional data for the response about one server, read in one transaction."""
+    """Return the additional data for the response about one server.
+
+    This reads only volumes, and the facts of the host if the caller may see these.
+    """
     server_view = view.ServerView(
         request.links, request.is_admin, request.allowed(view.RULES), vault=request.services.vault
     )
 
-    def work(tx: Connection) -> None:
-        if server.host and view.shows_hosts(server_view.allowed):
-            server_view.hosts = servers.host_facts(tx, [server.host])
-        server_view.groups = server_groups.of_server(tx, server.id)
-        if server.volumes:
-            server_view.volumes = volumes.of_some(tx, [server.id])
-
-    request.read(work)
+    if server.host and view.shows_hosts(server_view.allowed):
+        server_view.hosts = request.read(servers.host_facts, [server.host])
+    if server.volumes:
+        server_view.volumes = request.read(volumes.of_some, [server.id])
     return server_view
 
 

@@ -150,7 +150,11 @@ def many(
 def statistics(rows: Sequence[JsonMapping], version: int) -> dict[str, int]:
     """Return the count of enabled hosts, and the sums of their capacity and usage (``_SUMMED``).
 
-    A field that cannot be computed counts as 0. ``version`` must be below 2.88, because later versions do not have these fields.
+    A field that cannot be computed counts as 0. ``version`` must be below 2.88, because later
+    versions do not have these fields.
     """
     items = many([row for row in rows if not row["disabled"]], version, None, FIELDS)
-    return {"count": len(items), **{name: sum(item[name] or 0 for item in items) for name in _SUMMED}}
+    return {
+        "count": len(items),
+        **{name: sum(item[name] or 0 for item in items) for name in _SUMMED},
+    }

@@ -59,8 +59,6 @@ class ServerView:
     allowed: frozenset[str] = frozenset()
     #: Facts by name of the host, if the caller may see them.
     hosts: dict[str, HostFacts] = field(default_factory=dict)
-    #: Groups of the server, if the response has a single server.
-    groups: list[str] = field(default_factory=list)
     #: Decrypts user data.
     vault: Vault | None = None
     #: Cache of parts that several servers share.
@@ -378,7 +376,7 @@ FIELDS: tuple[Field, ...] = (
 #: Fields of a single server.
 ONE: tuple[Field, ...] = (
     *FIELDS,
-    Field("server_groups", lambda row, view: view.groups, since="2.71"),
+    Field("server_groups", lambda row, view: [row.group_id] if row.group_id else [], since="2.71"),
 )
 #: Additional fields of the response to a rebuild, including versions before ``LATER``.
 REBUILT: tuple[Field, ...] = (
