@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# Read by deploy/up, down, lab and test: goes to the repository and sets $python to a Python 3.11 to 3.13 that can make
-# virtual environments. Installs Debian's when none is found. Everything after this is Python.
+# deploy/up, down, lab, deb, docs, lock and test source this file. It changes to the repository, and sets $python to an
+# interpreter of Python 3.11 to 3.13 that can create virtual environments. Without one, it installs Debian's.
 cd "$(dirname "$0")/.." || exit 1
 find_python() {
     for python in /usr/bin/python3 python3 python3.13 python3.12 python3.11; do
