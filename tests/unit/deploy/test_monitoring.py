@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
+from common.rpc import broker, host_messages
 from common.service import config, metrics
 from common.store.views.gauges import GAUGES
 from deploy.testing.lint import ALERT_TRIALS
@@ -23,6 +24,8 @@ FOLDER = Path(__file__).resolve().parents[3] / "deploy/monitoring"
 NAME = re.compile(r"kilonova_[a-z_]+")
 LABELS = re.compile(r"by \(([a-z_, ]+)\)|\{([^{}]*)\}")
 SUFFIXES = {"counter": ("_total",), "gauge": ("",), "histogram": ("_bucket", "_count", "_sum")}
+#: The modules with metrics of their own, beside ``metrics``. Their import registers the metrics.
+WITH_METRICS = (broker, host_messages)
 #: Labels that Prometheus and histograms add.
 ADDED = {"instance", "job", "le"}
 
