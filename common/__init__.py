@@ -1,4 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ground: rules, records, store, messages. No process logic lives here."""
+"""Code that the services share: rules, records, the database and messages."""
 
-__version__ = "0.1.0"  #: of everything; setup.cfg reads it here
+__version__ = "0.1.0"  #: The version of the distribution, which setup.cfg reads.

@@ -7,13 +7,15 @@ that is sealed with a key of the host (``common.security.host_keys``). The seal 
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 import uuid
 from collections import Counter, OrderedDict
 from dataclasses import dataclass
 
+import orjson
+
+from common.domain.json_text import to_json
 from common.domain.json_types import JsonObject
 from common.security.host_keys import HostKey, Keys, NotGenuine, Purpose
 from common.service import metrics
@@ -54,9 +56,9 @@ class Header:
             NotGenuine: The header is malformed.
         """
         try:
-            header = cls(**json.loads(text[:_HEADER_MOST_BYTES]))
+            header = cls(**orjson.loads(text[:_HEADER_MOST_BYTES]))
             Purpose(header.purpose)
-        except (ValueError, TypeError, RecursionError) as problem:
+        except (ValueError, TypeError) as problem:
             raise NotGenuine("the message's header is malformed") from problem
         if not (
             isinstance(header.generation, int)
@@ -84,8 +86,8 @@ def pack(
     header = Header(
         key.host, key.generation, key.purpose, method, number or uuid.uuid4().hex, answer_to
     )
-    text = json.dumps({name: getattr(header, name) for name in Header.__slots__}).encode()
-    return header, text + b"\n" + key.seal(json.dumps(content).encode(), text)
+    text = to_json({name: getattr(header, name) for name in Header.__slots__})
+    return header, text + b"\n" + key.seal(to_json(content), text)
 
 
 def unpack(keys: Keys, body: bytes) -> tuple[Header, JsonObject]:
@@ -101,8 +103,8 @@ def unpack(keys: Keys, body: bytes) -> tuple[Header, JsonObject]:
     header = Header.read(text)
     key = keys.find(header.host, header.generation, Purpose(header.purpose))
     try:
-        content = json.loads(key.open(sealed, text))
-    except (ValueError, RecursionError) as problem:
+        content = orjson.loads(key.open(sealed, text))
+    except ValueError as problem:
         raise NotGenuine("the message's content is not valid JSON") from problem
     if not isinstance(content, dict):
         raise NotGenuine("the message's content is not a JSON object")

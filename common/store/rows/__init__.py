@@ -56,6 +56,7 @@ from common.store.rows.servers import (
     ServerUserData,
     ShareMappingRow,
     ShownMigrationRow,
+    ShownServerRecord,
 )
 from common.store.rows.tenants import (
     FlavorRow,
@@ -107,5 +108,6 @@ __all__ = [
     "ServiceRow",
     "ShareMappingRow",
     "ShownMigrationRow",
+    "ShownServerRecord",
     "Values",
 ]

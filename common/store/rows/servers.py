@@ -179,8 +179,6 @@ class ServerRecord(Protocol):
     disks: str | None
     shares: int
     volumes: int
-    #: Only of a single server, not of a list.
-    group_id: str | None
     # times in µs
     deleted: int
     created_at: int
@@ -190,6 +188,12 @@ class ServerRecord(Protocol):
     # long columns, not in lists
     user_data: str | None
     key_data: str | None
+
+
+class ShownServerRecord(ServerRecord, Protocol):
+    """A server that ``servers.show`` read, with its group."""
+
+    group_id: str | None
 
 
 class ServerFacts(Protocol):

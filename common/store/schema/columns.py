@@ -3,16 +3,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any, TypedDict, Unpack
 
+import orjson
 from sqlalchemy import BigInteger, Column, Integer, MetaData, String, Text
 from sqlalchemy.dialects import mysql
 from sqlalchemy.engine import Dialect
 from sqlalchemy.types import TypeDecorator
 
+from common.domain.json_text import to_json
 from common.service.log import get_logger
 
 log = get_logger(__name__)
@@ -48,11 +49,11 @@ class Json(TypeDecorator[object]):
     def process_bind_param(self, value: object, dialect: Dialect) -> str | None:
         if value is None or isinstance(value, Unreadable):
             return value
-        return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+        return to_json(value).decode()
 
     def process_result_value(self, value: str | None, dialect: Dialect) -> object:
         try:
-            return None if value is None else json.loads(value)
+            return None if value is None else orjson.loads(value)
         except ValueError:
             return Unreadable(value)
 

@@ -29,7 +29,13 @@ from common.store.engine import for_update, insert_many, notification_settings, 
 from common.store.notifications import outbox
 from common.store.pagination import SortOrder, after
 from common.store.regular_expressions import fetch, matches
-from common.store.rows import IdempotencyKeyRow, ServerPlace, ServerRecord, Values
+from common.store.rows import (
+    IdempotencyKeyRow,
+    ServerPlace,
+    ServerRecord,
+    ShownServerRecord,
+    Values,
+)
 from common.store.schema import (
     Json,
     heartbeats,
@@ -316,7 +322,7 @@ def _match_tags(kind: str, tags: Sequence[str]) -> sa.ColumnElement[bool]:
 
 def show(
     tx: Connection, server_id: str, project_id: str | None = None, deleted: bool = False
-) -> ServerRecord:
+) -> ShownServerRecord:
     """Return a server with all columns and ``group_id``. JSON columns are text.
 
     Args:
@@ -330,7 +336,7 @@ def show(
             False.
     """
     row = tx.execute(_SHOW, {"server": server_id}).first()
-    server: ServerRecord | None = None if row is None else _Server._make(row)
+    server: ShownServerRecord | None = None if row is None else _Server._make(row)
     if (
         server is None
         or project_id not in (None, server.project_id)
