@@ -15,10 +15,10 @@ from dataclasses import dataclass
 
 import orjson
 
-from common.domain.json_text import to_json
 from common.domain.json_types import JsonObject
 from common.security.host_keys import HostKey, Keys, NotGenuine, Purpose
 from common.service import metrics
+from common.service.json_text import to_json
 from common.service.log import get_logger
 
 log = get_logger(__name__)

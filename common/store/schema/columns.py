@@ -13,7 +13,7 @@ from sqlalchemy.dialects import mysql
 from sqlalchemy.engine import Dialect
 from sqlalchemy.types import TypeDecorator
 
-from common.domain.json_text import to_json
+from common.service.json_text import to_json
 from common.service.log import get_logger
 
 log = get_logger(__name__)

@@ -9,7 +9,7 @@ from enum import StrEnum
 
 import pytest
 
-from common.domain.json_text import to_json
+from common.service.json_text import to_json
 
 
 class Colour(StrEnum):
