@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import socket
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -105,13 +106,12 @@ def test_numbers_and_large_bodies_attacks_report_an_api_with_status_500(
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
 @pytest.mark.parametrize(("mode", "broken"), [(0o644, "reads"), (0o622, "writes"), (0o600, "")])
-def test_local_users_attack_names_file_open_to_other_users(
-    tmp_path: Path, mode: int, broken: str
-) -> None:
-    for folder in (tmp_path, *tmp_path.parents):
-        if folder.stat().st_uid == os.geteuid() and folder.name:
-            folder.chmod(folder.stat().st_mode | 0o011)
-    (tmp_path / "agent.db").write_text("x")
-    (tmp_path / "agent.db").chmod(mode)
-    [outcome] = machine.local_users(SimpleNamespace(folders=[tmp_path]))  # type: ignore[arg-type]
-    assert outcome.broken == (f"{broken} {tmp_path}/agent.db" if broken else "")
+def test_local_users_attack_names_file_open_to_other_users(mode: int, broken: str) -> None:
+    # Not below tmp_path: each start of pytest closes the parent of that folder to other users.
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:
+        folder = Path(name)
+        folder.chmod(0o711)
+        (folder / "agent.db").write_text("x")
+        (folder / "agent.db").chmod(mode)
+        [outcome] = machine.local_users(SimpleNamespace(folders=[folder]))  # type: ignore[arg-type]
+    assert outcome.broken == (f"{broken} {folder}/agent.db" if broken else "")
