@@ -158,13 +158,32 @@ class ImageClient:
     def show(self, image_id: str, token: str) -> Image:
         """Return the image as it is now, if the token may see it.
 
-        Concurrent requests of one token for one image share a query. Invariant: the query is sent
-        after each of these requests came, so no request gets an older answer.
-
         Raises:
             BadRequest: The image does not exist, or the token may not see it.
             Unavailable: The service does not answer.
             Problem: The service refuses for another reason, or ``require`` refuses the image.
+        """
+        try:
+            image = self.look(image_id, token)
+        except (errors.BadRequest, errors.NotFound, errors.Forbidden) as problem:
+            raise errors.BadRequest(f"Can not find requested image {image_id}.") from problem
+        if self.require is not None:
+            self.require(image)
+        return image
+
+    def look(self, image_id: str, token: str) -> Image:
+        """Return the image as it is now, without ``require``.
+
+        Unlike ``show``, this raises different errors for a missing image and for missing roles.
+
+        Concurrent calls with one token for one image share a query. Invariant: the query is sent
+        after each of these calls began, so no call gets an older answer.
+
+        Raises:
+            NotFound: The image does not exist, or the id is not valid.
+            Forbidden: The token's user may not see the image.
+            Unavailable: The service does not answer.
+            Problem: The service refuses for another reason.
         """
         key = (image_id, hashlib.sha256(token.encode()).hexdigest())
         with self._lock:
@@ -177,7 +196,7 @@ class ImageClient:
                 with self._lock:
                     query.next = None
                 try:
-                    future.set_result(self._show(image_id, token))
+                    future.set_result(image_of(self.record(image_id, token)))
                 except errors.Problem as problem:
                     future.set_exception(problem)
                 finally:
@@ -192,28 +211,6 @@ class ImageClient:
                 if not query.leaders:
                     del self._queries[key]
         return future.result()
-
-    def _show(self, image_id: str, token: str) -> Image:
-        try:
-            image = self.look(image_id, token)
-        except (errors.BadRequest, errors.NotFound, errors.Forbidden) as problem:
-            raise errors.BadRequest(f"Can not find requested image {image_id}.") from problem
-        if self.require is not None:
-            self.require(image)
-        return image
-
-    def look(self, image_id: str, token: str) -> Image:
-        """Return the image as it is now, with one query for this call and without ``require``.
-
-        Unlike ``show``, this raises different errors for a missing image and for missing roles.
-
-        Raises:
-            NotFound: The image does not exist, or the id is not valid.
-            Forbidden: The token's user may not see the image.
-            Unavailable: The service does not answer.
-            Problem: The service refuses for another reason.
-        """
-        return image_of(self.record(image_id, token))
 
     def record(self, image_id: str, token: str) -> JsonObject:
         """Return the whole record of an image in Glance's format.

@@ -50,6 +50,8 @@ class Glance(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.status, self.queries, self.data, self.cut_bytes = 200, [], b"", 0
         self.record, self.refusal_text, self.received = dict(BODY), "", b""
+        self.answers = threading.Event()
+        self.answers.set()
 
     status: int
     queries: list[tuple[str, str]]
@@ -59,6 +61,8 @@ class Glance(ThreadingHTTPServer):
     record: dict[str, Any]
     #: The page of a refusal.
     refusal_text: str
+    #: A GET waits for this event.
+    answers: threading.Event
     #: The body of the last POST or PUT.
     received: bytes
 
@@ -72,6 +76,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         self.server.queries.append((self.path, self.headers["X-Auth-Token"]))
+        assert self.server.answers.wait(30)
         if self.path.startswith("/v2/images?"):
             body = self._page()
         else:
@@ -168,38 +173,43 @@ def test_image_client_show_is_not_cached_and_repr_contains_no_token(glance: Glan
     assert "'a'" not in repr(client), "no token is kept in plain"
 
 
-@pytest.mark.parametrize("fails", [False, True])
-def test_image_client_shares_request_between_concurrent_shows_of_one_token(
-    glance: Glance, fails: bool
+@pytest.mark.parametrize("method", ["show", "look"])
+@pytest.mark.parametrize("status", [200, 403])
+def test_image_client_shares_request_between_concurrent_calls_with_one_token(
+    glance: Glance, method: str, status: int
 ) -> None:
-    go, started = threading.Event(), threading.Event()
+    client = image.ImageClient(glance.url)
+    glance.status = status
+    glance.answers.clear()
 
-    def hold(record: image.Image) -> None:
-        started.set()
-        assert go.wait(30)
-        if fails:
-            raise errors.Forbidden("No host gets it.")
-
-    client = image.ImageClient(glance.url, require=hold)
-
-    def show(token: str) -> str:
+    def call(token: str) -> str:
         try:
-            return client.show(ID, token).ref.id
-        except errors.Forbidden as problem:
-            return problem.text
+            return getattr(client, method)(ID, token).ref.id
+        except (errors.Forbidden, errors.BadRequest):
+            return "refused"
 
     with ThreadPoolExecutor(9) as pool:
-        first = pool.submit(show, "a")
-        assert started.wait(30)
-        others = [pool.submit(show, "a") for _ in range(7)]
-        stranger = pool.submit(show, "b")
-        await_true(lambda: len(glance.queries) == 2, 30, "the stranger asks for itself")
+        first = pool.submit(call, "a")
+        await_true(lambda: len(glance.queries) == 1, 30, "the first request is sent")
+        others = [pool.submit(call, "a") for _ in range(7)]
+        stranger = pool.submit(call, "b")
+        await_true(lambda: len(glance.queries) == 2, 30, "the stranger's request is sent")
         assert not wait(others, 0.2).done
-        go.set()
+        glance.answers.set()
         answers = [call.result(30) for call in (first, *others, stranger)]
-    assert answers == ["No host gets it." if fails else ID] * 9
-    # The first request may have ended before the other calls, so those share a second request.
+    assert answers == [ID if status == 200 else "refused"] * 9
+    # The other calls came after the first request was sent, so they share a second request.
     assert sorted(token for _, token in glance.queries) == ["a", "a", "b"]
+
+
+def test_image_client_show_raises_error_of_require(glance: Glance) -> None:
+    def refuse(record: image.Image) -> None:
+        raise errors.Forbidden("No host gets it.")
+
+    client = image.ImageClient(glance.url, require=refuse)
+    with pytest.raises(errors.Forbidden, match="No host gets it"):
+        client.show(ID, "a")
+    assert client.look(ID, "a").ref.id == ID
 
 
 @pytest.mark.parametrize(
