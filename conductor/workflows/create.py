@@ -29,8 +29,9 @@ from conductor.steps.networks import PortData
 from conductor.steps.volumes import VolumesData
 
 #: Age at which the image of a waiting request is checked again. A request that starts sooner needs
-#: no call, because the API has just checked the image.
-IMAGE_AGE = SECOND // 2
+#: no call, because the API has just checked the image. A busy cloud must not check every image
+#: twice, so the age is longer than the wait in a full queue.
+IMAGE_AGE = 10 * SECOND
 
 
 @dataclass(kw_only=True)

@@ -346,7 +346,9 @@ def test_repeated_requests_about_servers_build_no_statement(cloud: Cloud) -> Non
         for body in ({"os-stop": None}, {"resize": {"flavorRef": "2"}}):
             cloud.set_state(server)
             assert cloud.call("POST", f"/servers/{server}/action", body).status_code == 202
-        assert cloud.call("GET", f"/servers/{server}").status_code == 200
+        for token in ("user", "admin"):
+            for path in (f"/servers/{server}", "/servers", "/servers/detail"):
+                assert cloud.call("GET", path, token=token).status_code == 200
         assert cloud.call("GET", "/flavors/1").status_code == 200
         cloud.set_state(server)
         assert cloud.call("DELETE", f"/servers/{server}").status_code == 204

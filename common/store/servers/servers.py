@@ -14,7 +14,9 @@ import json
 import re
 from collections import namedtuple
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from functools import cache
 from typing import Any, NamedTuple, TypeVar, cast
 
 import sqlalchemy as sa
@@ -72,6 +74,21 @@ _SHOWN_COLUMNS = [*_ALL_COLUMNS, _GROUP.scalar_subquery().label("group_id")]
 _Name, _Light, _Heavy, _Server = (
     _tuple(columns) for columns in (_NAME_COLUMNS, _LIGHT_COLUMNS, _ALL_COLUMNS, _SHOWN_COLUMNS)
 )
+
+
+class Columns(Enum):
+    """The columns of a list of servers."""
+
+    NAMES = "names"
+    LIGHT = "light"
+    ALL = "all"
+
+
+_COLUMNS: dict[Columns, tuple[Sequence[sa.ColumnElement[Any]], Any]] = {
+    Columns.NAMES: (_NAME_COLUMNS, _Name),
+    Columns.LIGHT: (_LIGHT_COLUMNS, _Light),
+    Columns.ALL: (_ALL_COLUMNS, _Heavy),
+}
 loads = json.loads
 #: Columns with a notification about each change.
 _SHOWN = frozenset(("name", "tags"))
@@ -183,13 +200,12 @@ def page(
         BadRequest: The marker is not the id of a server (of ``filters.project_id``), or a filter's
             value is invalid.
     """
-    columns, row_type = (
-        (_NAME_COLUMNS, _Name)
-        if names_only
-        else (_ALL_COLUMNS, _Heavy)
-        if heavy
-        else (_LIGHT_COLUMNS, _Light)
-    )
+    kind = Columns.NAMES if names_only else Columns.ALL if heavy else Columns.LIGHT
+    columns, row_type = _COLUMNS[kind]
+    if replace(filters, project_id=None, sort=tuple(filters.sort), limit=_PLAIN.limit) == _PLAIN:
+        values = {"project": filters.project_id, "most": filters.limit}
+        plain_rows = tx.execute(_plain_page(kind, filters.project_id is not None), values)
+        return list(map(row_type._make, plain_rows))
     query = sa.select(*columns).where(*_conditions(filters))
     order = _order(filters.sort)
     if filters.marker is not None:
@@ -204,6 +220,23 @@ def page(
         query = query.where(after(order, list(last)))
     rows = fetch(tx, query.order_by(*(key.clause for key in order)).limit(filters.limit))
     return list(map(row_type._make, rows))
+
+
+#: The filters of a list without parameters.
+_PLAIN = ServerFilters(soft_deleted=False)
+
+
+@cache
+def _plain_page(kind: Columns, of_project: bool) -> sa.Select[Any]:
+    """Return the statement of the first page without filters, cached because most clients use it.
+
+    Its parameters are ``project`` and ``most``.
+    """
+    query = sa.select(*_COLUMNS[kind][0]).where(*_conditions(_PLAIN))
+    if of_project:
+        query = query.where(C.project_id == sa.bindparam("project"))
+    most = sa.bindparam("most", type_=sa.Integer)
+    return query.order_by(*(key.clause for key in _order(()))).limit(most)
 
 
 def _order(sort: Sequence[tuple[str, bool]]) -> list[SortOrder]:
@@ -448,29 +481,32 @@ class HostFacts:
 
 def host_facts(tx: Connection, names: Iterable[str]) -> dict[str, HostFacts]:
     """Return hypervisor hostname and API status of these hosts by name, without unknown hosts."""
-    query = (
-        sa.select(
-            hosts.c.name,
-            hosts.c.hypervisor_hostname,
-            services.c.disabled,
-            services.c.forced_down,
-            heartbeats.c.up,
-        )
-        .join(
-            services,
-            (services.c.host == hosts.c.name) & (services.c.binary == Binary.COMPUTE),
-            isouter=True,
-        )
-        .join(
-            heartbeats,
-            (heartbeats.c.host == hosts.c.name) & (heartbeats.c.binary == Binary.COMPUTE),
-            isouter=True,
-        )
-        .where(hosts.c.name.in_(sorted(set(names))))
-    )
     return {
-        row.name: HostFacts(row.hypervisor_hostname, _host_status(row)) for row in tx.execute(query)
+        row.name: HostFacts(row.hypervisor_hostname, _host_status(row))
+        for row in tx.execute(_HOST_FACTS, {"names": sorted(set(names))})
     }
+
+
+_HOST_FACTS = (
+    sa.select(
+        hosts.c.name,
+        hosts.c.hypervisor_hostname,
+        services.c.disabled,
+        services.c.forced_down,
+        heartbeats.c.up,
+    )
+    .join(
+        services,
+        (services.c.host == hosts.c.name) & (services.c.binary == Binary.COMPUTE),
+        isouter=True,
+    )
+    .join(
+        heartbeats,
+        (heartbeats.c.host == hosts.c.name) & (heartbeats.c.binary == Binary.COMPUTE),
+        isouter=True,
+    )
+    .where(hosts.c.name.in_(sa.bindparam("names", expanding=True)))
+)
 
 
 def _host_status(row: Any) -> str:

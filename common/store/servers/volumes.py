@@ -55,16 +55,18 @@ def of_some(tx: Connection, server_ids: Iterable[str]) -> dict[str, list[BlockDe
     Servers without volumes are left out.
     """
     by_server: dict[str, list[BlockDeviceRow]] = {}
-    query = (
-        sa.select(table)
-        .where(table.c.server_id.in_(sorted(server_ids)))
-        .order_by(table.c.created_at, table.c.uuid)
-    )
-    for row in tx.execute(query):
+    for row in tx.execute(_OF_SERVERS, {"servers": sorted(server_ids)}):
         by_server.setdefault(row.server_id, []).append(row)
     for rows in by_server.values():
         rows.sort(key=lambda row: (row.boot_index is None, row.boot_index or 0))
     return by_server
+
+
+_OF_SERVERS = (
+    sa.select(table)
+    .where(table.c.server_id.in_(sa.bindparam("servers", expanding=True)))
+    .order_by(table.c.created_at, table.c.uuid)
+)
 
 
 def of_volume(tx: Connection, volume_id: str) -> list[BlockDeviceRow]:
