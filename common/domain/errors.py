@@ -18,7 +18,6 @@
     ├── NotImplementedHere     501
     └── Unavailable            503  an external service or the database does not answer: retry
         ├── NoAnswer           503  a peer did not answer in time: the outcome is unknown
-        ├── Lost               503  compare-and-set found that another writer was first
         ├── TooBusy            503  other transactions hold the rows, no row was changed
         └── NoStore            503  the database does not answer
             ├── Unsure         503  the database did not confirm whether the change was committed
@@ -158,10 +157,6 @@ class Unavailable(Problem):
 
 class NoAnswer(Unavailable):
     """A peer, for example a host or libvirt, did not answer in time. The outcome is unknown."""
-
-
-class Lost(Unavailable):
-    """Compare-and-set found that another writer was first."""
 
 
 class TooBusy(Unavailable):

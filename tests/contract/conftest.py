@@ -19,6 +19,7 @@ from deploy.testing.servers import free_ports
 from tests import standalone
 from tests.contract import virt_rigs
 from tests.contract.network_lab import lab, network_hosts
+from tests.contract.tls_peers import authority, load, server_certificates
 from tests.contract.virt_pairs import Machines, Pair, libvirt_test_pair, memory_pair
 from tests.contract.virt_rigs import (
     Rig,
@@ -29,7 +30,7 @@ from tests.services import demand
 from tests.standalone import Cloud
 from tests.waiting import await_true
 
-__all__ = ["lab", "network_hosts"]
+__all__ = ["authority", "lab", "load", "network_hosts", "server_certificates"]
 #: Tests on real guests run in a slice, unless they have another mark.
 QEMU = pytest.param("qemu", marks=[pytest.mark.kvm_or_tcg, pytest.mark.slice("guests")])
 QEMU_MOVES = pytest.param("qemu", marks=[pytest.mark.kvm_or_tcg, pytest.mark.slice("moves")])

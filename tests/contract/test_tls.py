@@ -7,11 +7,9 @@ servers have a certificate of another authority, of another name, an expired one
 
 from __future__ import annotations
 
-import datetime
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -22,47 +20,11 @@ from common.domain import errors
 from common.rpc.broker import BROKEN, opener
 from common.rpc.transport import Transport
 from common.security.tls import Tls
-from common.service import config
 from common.store.engine import Store
 from deploy.one_machine.cloud.authority import Authority
 from tests.contract.tls_peers import Peer, peer
 
 PASSWORD = "S3CRET"
-
-
-@pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    return Authority(tmp_path_factory.mktemp("ours"))
-
-
-@pytest.fixture(scope="module")
-def server_certificates(
-    authority: Authority, tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, Tls | None]:
-    """Certificates of a server at 127.0.0.1, by their fault."""
-    other_authority = Authority(tmp_path_factory.mktemp("others"))
-    return {
-        "another authority's": other_authority.issue("server", "127.0.0.1"),
-        "another name": authority.issue("elsewhere", "127.0.0.2", "localhost"),
-        "expired": authority.issue("expired", "127.0.0.1", valid=-datetime.timedelta(hours=1)),
-        "plain": None,
-        "good": authority.issue("server", "127.0.0.1"),
-    }
-
-
-@pytest.fixture
-def load(authority: Authority, tmp_path: Path) -> Iterator[Callable[..., cfg.ConfigOpts]]:
-    def load_config(**sections: str) -> cfg.ConfigOpts:
-        path = tmp_path / "kilonova.conf"
-        sections = {"tls": f"ca_file = {authority.path}", **sections}
-        path.write_text("".join(f"[{name}]\n{lines}\n" for name, lines in sections.items()))
-        return config.load(str(path))
-
-    yield load_config
-    config.CONF.clear()
-    with suppress(cfg.NoSuchGroupError):
-        for name in ("ssl", "ssl_ca_file", "ssl_cert_file", "ssl_key_file"):
-            config.CONF.clear_default(name, group="oslo_messaging_rabbit")
 
 
 @contextmanager

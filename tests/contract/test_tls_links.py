@@ -38,7 +38,6 @@ from deploy.one_machine.cloud.authority import Authority
 from deploy.one_machine.cloud.probes import answers
 from deploy.one_machine.services.network.host.metadata import MetadataUpstream
 from deploy.testing.servers import free_ports
-from tests.contract.test_tls import authority, load, server_certificates  # noqa: F401  # fixtures
 from tests.contract.tls_peers import peer
 from tests.waiting import await_true
 
@@ -60,7 +59,7 @@ Server("test", "127.0.0.1", int(port), lambda: application, lambda: None, thread
 
 
 @pytest.fixture(scope="module")
-def service(authority: Authority) -> Iterator[int]:  # noqa: F811
+def service(authority: Authority) -> Iterator[int]:
     """Run a service with four threads and TLS, and return the port."""
     port, proof = free_ports(1), authority.issue("service", "127.0.0.1")
     process = subprocess.Popen(
@@ -85,7 +84,7 @@ def send_request(upstream: MetadataUpstream, body: bytes = b"") -> bytes:
 @pytest.mark.parametrize("length", [0, 50_000, 2_000_000], ids=["none", "waited for", "streamed"])
 def test_tls_service_passes_request_and_response_bodies_unchanged(
     service: int,
-    authority,  # noqa: F811
+    authority,
     length: int,
 ) -> None:
     body = bytes(range(256)) * (length // 256)
@@ -95,7 +94,7 @@ def test_tls_service_passes_request_and_response_bodies_unchanged(
     assert response == bytes(LARGE) + body
 
 
-def test_tls_service_answers_parallel_requests(service: int, authority: Authority) -> None:  # noqa: F811
+def test_tls_service_answers_parallel_requests(service: int, authority: Authority) -> None:
     upstream, lengths = (
         MetadataUpstream(f"https://127.0.0.1:{service}", "h1", "key", str(authority.path)),
         list[int](),
@@ -120,7 +119,7 @@ def test_tls_service_does_not_answer_plain_text_request(service: int) -> None:
 
 def test_tls_service_answers_while_other_handshakes_stall(
     service: int,
-    authority: Authority,  # noqa: F811
+    authority: Authority,
 ) -> None:
     """More clients stall than the service has threads."""
     with contextlib.ExitStack() as stalled_clients:
@@ -171,8 +170,8 @@ CALLERS: dict[str, Callable[[int, str], None]] = {
 @pytest.mark.parametrize("caller", CALLERS)
 @pytest.mark.parametrize("certificate", WRONG)
 def test_proxy_agent_and_console_send_no_secret_to_unverified_server(
-    authority,  # noqa: F811
-    server_certificates,  # noqa: F811
+    authority,
+    server_certificates,
     caller: str,
     certificate: str,
 ) -> None:
@@ -197,7 +196,7 @@ def create_sessions(proof: Tls | None) -> Any:
 
 
 @pytest.fixture
-def relay(authority: Authority) -> Iterator[Consoles]:  # noqa: F811
+def relay(authority: Authority) -> Iterator[Consoles]:
     driver = MemoryDriver()
     driver.ensure_guest(
         GuestSpec(SERVER, 1, "vm", Flavor("1", "n", 1, 64, 1)), lambda image: iter(()), QUIET
@@ -211,7 +210,7 @@ def relay(authority: Authority) -> Iterator[Consoles]:  # noqa: F811
 
 def test_console_over_tls_transfers_both_ways_at_once(
     relay: Consoles,
-    authority: Authority,  # noqa: F811
+    authority: Authority,
 ) -> None:
     content, offer = bytes(range(256)) * 8192, relay.offer(SERVER, SERIAL)
     console = create_sessions(authority.issue("console", "127.0.0.9"))._connect(
@@ -236,8 +235,8 @@ def test_console_over_tls_transfers_both_ways_at_once(
 )
 def test_console_relay_refuses_client_without_valid_certificate(
     relay,
-    authority,  # noqa: F811
-    server_certificates,  # noqa: F811
+    authority,
+    server_certificates,
     certificate: str,
 ) -> None:
     proof = {"nothing": None, "no certificate": Tls("", "", str(authority.path))}.get(
@@ -257,8 +256,8 @@ def test_console_relay_refuses_client_without_valid_certificate(
 
 # --- plain text ---
 def test_image_download_over_plain_http_from_remote_gateway_is_refused(
-    load,  # noqa: F811
-    authority: Authority,  # noqa: F811
+    load,
+    authority: Authority,
 ) -> None:
     for settings, tls in (({}, True), ({"tls": ""}, False)):
         conf = load(**settings)
@@ -310,7 +309,7 @@ def fail_on_fault(status: int, text: str) -> object:
     raise AssertionError(f"{status} {text}")
 
 
-def test_token_validation_at_remote_identity_over_plain_http_is_refused(load) -> None:  # noqa: F811
+def test_token_validation_at_remote_identity_over_plain_http_is_refused(load) -> None:
     """The check applies to the configured URL and to the endpoint in the catalogue."""
     elsewhere = "http://10.0.0.5:5000/v3"
     with pytest.raises(

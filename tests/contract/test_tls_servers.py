@@ -20,7 +20,6 @@ from deploy.one_machine.cloud.authority import Authority
 from deploy.testing.servers import Servers
 from tests.contract.test_host_link import World
 from tests.contract.test_rpc import CallRecorder
-from tests.contract.test_tls import authority, load  # noqa: F401  # fixtures
 
 pytestmark = pytest.mark.slice("operations")
 ENCRYPTED = {
@@ -31,7 +30,7 @@ ENCRYPTED = {
 
 
 @pytest.fixture(scope="module")
-def urls(authority: Authority) -> Iterator[dict[str, str]]:  # noqa: F811
+def urls(authority: Authority) -> Iterator[dict[str, str]]:
     """Yield the URLs of servers with a certificate for 127.0.0.1."""
     with tempfile.TemporaryDirectory(prefix="kn-tls-", dir="/tmp") as folder:
         Path(folder).chmod(0o755)
@@ -39,7 +38,7 @@ def urls(authority: Authority) -> Iterator[dict[str, str]]:  # noqa: F811
             yield {kind: servers.start(kind) for kind in ("rabbitmq", *ENCRYPTED)}
 
 
-def test_rpc_call_and_host_heartbeat_are_answered_over_tls(load, urls: dict[str, str]) -> None:  # noqa: F811
+def test_rpc_call_and_host_heartbeat_are_answered_over_tls(load, urls: dict[str, str]) -> None:
     conf = load(DEFAULT=f"transport_url = {urls['rabbitmq']}")
     server, client = Transport(conf), Transport(conf)
     server.serve("kilonova-tls", "one", {"twice": lambda number: 2 * number})
@@ -56,7 +55,7 @@ def test_rpc_call_and_host_heartbeat_are_answered_over_tls(load, urls: dict[str,
 
 @pytest.mark.parametrize("kind", ENCRYPTED)
 @pytest.mark.parametrize("own", [False, True], ids=["without a certificate", "with one"])
-def test_database_connection_uses_tls(load, authority, urls, kind: str, own: bool) -> None:  # noqa: F811
+def test_database_connection_uses_tls(load, authority, urls, kind: str, own: bool) -> None:
     certificate = authority.issue("conductor", "127.0.0.1")
     lines = f"ca_file = {authority.path}\n" + (
         f"cert_file = {certificate.cert}\nkey_file = {certificate.key}" if own else ""
@@ -68,7 +67,7 @@ def test_database_connection_uses_tls(load, authority, urls, kind: str, own: boo
 
 @pytest.mark.parametrize("kind", ENCRYPTED)
 def test_database_server_with_certificate_of_another_name_is_refused(
-    load,  # noqa: F811
+    load,
     urls: dict[str, str],
     kind: str,
 ) -> None:
@@ -78,7 +77,7 @@ def test_database_server_with_certificate_of_another_name_is_refused(
     store.close()
 
 
-def test_plain_text_rpc_call_to_tls_broker_gets_no_answer(load, urls: dict[str, str]) -> None:  # noqa: F811
+def test_plain_text_rpc_call_to_tls_broker_gets_no_answer(load, urls: dict[str, str]) -> None:
     conf = load(tls="")
     with pytest.raises(errors.NoAnswer):
         Transport(conf, urls["rabbitmq"]).call("kilonova-tls", "twice", timeout=1, number=1)

@@ -1,19 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fake servers that start TLS as a broker, PostgreSQL, MariaDB and Kilonova's own services do.
+"""Certificates and servers for tests of TLS.
 
-Each uses any certificate, or plain text only, and handles one client at a time. ``received``
-contains the client's plain text, and ``is_proved`` is set if the client completes the handshake.
-For real servers see tests/contract/test_tls_servers.py.
+The fake servers start TLS as a broker, PostgreSQL, MariaDB and Kilonova's own services do. Each
+uses any certificate, or plain text only, and handles one client at a time. ``received`` contains
+the client's plain text, and ``is_proved`` is set if the client completes the handshake. For real
+servers see tests/contract/test_tls_servers.py.
 """
 
 from __future__ import annotations
 
 import contextlib
+import datetime
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from oslo_config import cfg
 
 from common.security.tls import Tls
+from common.service import config
+from deploy.one_machine.cloud.authority import Authority
 
 #: MariaDB's greeting: protocol 10, version, thread, first part of the salt, and capabilities (with
 #: or without TLS).
@@ -123,3 +131,39 @@ def peer(kind: str, proof: Tls | None) -> Iterator[Peer]:
         yield server
     finally:
         server.close()
+
+
+# --- fixtures ---
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("ours"))
+
+
+@pytest.fixture(scope="module")
+def server_certificates(
+    authority: Authority, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Tls | None]:
+    """Certificates of a server at 127.0.0.1, by their fault."""
+    other_authority = Authority(tmp_path_factory.mktemp("others"))
+    return {
+        "another authority's": other_authority.issue("server", "127.0.0.1"),
+        "another name": authority.issue("elsewhere", "127.0.0.2", "localhost"),
+        "expired": authority.issue("expired", "127.0.0.1", valid=-datetime.timedelta(hours=1)),
+        "plain": None,
+        "good": authority.issue("server", "127.0.0.1"),
+    }
+
+
+@pytest.fixture
+def load(authority: Authority, tmp_path: Path) -> Iterator[Callable[..., cfg.ConfigOpts]]:
+    def load_config(**sections: str) -> cfg.ConfigOpts:
+        path = tmp_path / "kilonova.conf"
+        sections = {"tls": f"ca_file = {authority.path}", **sections}
+        path.write_text("".join(f"[{name}]\n{lines}\n" for name, lines in sections.items()))
+        return config.load(str(path))
+
+    yield load_config
+    config.CONF.clear()
+    with contextlib.suppress(cfg.NoSuchGroupError):
+        for name in ("ssl", "ssl_ca_file", "ssl_cert_file", "ssl_key_file"):
+            config.CONF.clear_default(name, group="oslo_messaging_rabbit")

@@ -418,8 +418,8 @@ class Live:
 
     def forget_refusals(self) -> None:
         """Clear the times of refused messages, which the doctor shows for an hour."""
-        url = self.cloud.database_url or f"sqlite:///{self.home}/data/kilonova.db"
-        with sa.create_engine(url, poolclass=sa.NullPool).begin() as connection:
+        engine = sa.create_engine(self.cloud.store_url, poolclass=sa.NullPool)
+        with engine.begin() as connection:
             connection.exec_driver_sql("UPDATE hosts SET refused_at = NULL")
 
     def is_writable(self) -> bool:

@@ -187,6 +187,11 @@ class Cloud:
         return f"http://{self.address}:{self.ports.placement}"
 
     @property
+    def store_url(self) -> str:
+        """The URL of the database: the external one, or SQLite in the cloud's folder."""
+        return self.database_url or f"sqlite:///{self.home}/data/kilonova.db"
+
+    @property
     def has_guests(self) -> bool:
         """True if servers have real guests. With the driver memory they have none."""
         return self.driver == "libvirt"

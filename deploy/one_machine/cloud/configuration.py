@@ -41,7 +41,7 @@ def of_control_plane(cloud: Cloud, role: str = "") -> str:
             "secret_key": cloud.password("sealing"),
         },
         "database": {
-            "url": cloud.database_url or f"sqlite:///{cloud.home}/data/kilonova.db",
+            "url": cloud.store_url,
             "tls": cloud.database_url is None,
         },
         "tls": certificates.section(cloud, certificates.CONTROL),

@@ -146,7 +146,7 @@ class World:
         self.cloud, self.kind, self._servers = cloud, kind, servers
         self.folder = Folder(faults_folder(cloud))
         self.seed = Seed(cloud)
-        self.store = Store(cloud.database_url or f"sqlite:///{cloud.home}/data/kilonova.db")
+        self.store = Store(cloud.store_url)
         self.files = {
             host: GuestFile(cloud.state_folder(number) / "memory-guests.json")
             for number, host in enumerate(HOSTS, 1)
