@@ -415,8 +415,8 @@ class Agent:
 
         This is so while a begun fencing has not ended, and when no message of the last
         ``fence_after`` seconds was answered, because conductors may then have declared the host
-        dead. The start of the agent and the end of a fencing count as an answered message. With
-        ``fence_after`` 0 no fencing begins.
+        dead. The start of the agent and the end of a fencing count as an answered message.
+        ``has_lease`` names the answers that do not count. With ``fence_after`` 0 no fencing begins.
         """
         since = max(self._acknowledged_at, self._alone_since)
         return self._is_fencing or 0 < self._fence_after <= self._clock.monotonic() - since

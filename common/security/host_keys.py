@@ -98,6 +98,9 @@ class Keys(Protocol):
     def newest(self, host: str, purpose: Purpose) -> HostKey:
         """Return the key of the newest generation, for a new message to or from this host.
 
+        A process of the control plane may return the previous generation for a few seconds after a
+        rotation.
+
         Raises:
             Unavailable: A process of the control plane has no key of this host or purpose, or the
                 database does not answer.

@@ -325,8 +325,9 @@ def _impatient(seconds: int) -> Callable[..., Any]:
 
 
 def sqlite_engine(url: URL, clock: Callable[[], int]) -> sa.Engine:
-    """Return an engine for SQLite in WAL mode, with full synchronization and a 30 s lock timeout.
+    """Return an engine for SQLite, with full synchronization and a 30 s lock timeout.
 
+    A database file is in WAL mode.
     Connections begin no transactions by themselves. ``engine`` begins those of writers with BEGIN
     IMMEDIATE. ``clock`` returns the time in µs for the SQL function kilonova_now. Connecting
     creates the folder of the file. All users of a database in memory share one connection.

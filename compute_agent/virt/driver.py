@@ -413,8 +413,10 @@ class Driver(Protocol):
         changes.
 
         Raises:
-            VerbFailed: The guest lacks the volume or is suspended, the volume is not a file, or the
-                new file does not fit. The guest is unchanged.
+            VerbFailed: The guest does not exist, lacks the volume or is suspended, the volume is
+                not a file, the new file does not fit, or the hypervisor refuses. The guest is
+                unchanged.
+            Cancelled: The verb was cancelled before the guest was changed.
         """
 
     def merge_volume(

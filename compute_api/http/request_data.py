@@ -22,6 +22,11 @@ MAX_PARAMETERS = 200
 MAX_DEPTH = 32
 #: Objects and lists of a body. The limit bounds the work of the garbage collector.
 MAX_CONTAINERS = 65536
+#: Refuses a request whose chunks are incomplete, or whose connection fails.
+UNREADABLE_BODY = (
+    "The request body cannot be read: a chunk is missing or malformed, or the connection failed. Send "
+    "the request again."
+)
 
 
 def query_of(text: str) -> dict[str, list[str]]:
@@ -57,7 +62,7 @@ def bytes_of(req: falcon.Request, most: int) -> bytes:
     try:
         data: bytes = stream_of(req).read(most + 1)
     except (OSError, ParseException) as problem:
-        raise errors.BadRequest("The request body ended early or is badly chunked.") from problem
+        raise errors.BadRequest(UNREADABLE_BODY) from problem
     check_size(len(data), most)
     return data
 

@@ -165,7 +165,7 @@ def _read_password(req: falcon.Request) -> str:
         body = request_data.stream_of(req).read(MAX_PASSWORD_BYTES + 1)
         password = body.decode()
     except (OSError, ParseException) as problem:
-        raise errors.BadRequest("The request body ended early or is badly chunked.") from problem
+        raise errors.BadRequest(request_data.UNREADABLE_BODY) from problem
     except UnicodeDecodeError as problem:
         raise errors.BadRequest("The password is not text in UTF-8.") from problem
     if len(body) > MAX_PASSWORD_BYTES:

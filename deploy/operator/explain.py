@@ -342,7 +342,10 @@ class Placed:
         }
 
     def text(self) -> str:
-        """Return the server, and the newest placement action with failed steps, as printed text."""
+        """Return the server and its newest placement action with its failed steps, as printed text.
+
+        The last line is the heading of the explanation, which the caller prints next.
+        """
         server, action = self.server, self.action
         lines = [
             f"server {server.id} ({server.name}) of project {server.project_id}: {server.vm_state}, "

@@ -142,7 +142,10 @@ class Result:
         return text[first.start() :] if first else text[-20_000:]
 
     def finished_tests(self) -> int:
-        """Return how many tests have finished so far, according to the log."""
+        """Return about how many tests have finished so far, by the letters of pytest in the log.
+
+        A test whose teardown fails counts twice.
+        """
         return sum(map(len, PROGRESS.findall(self.log.read_bytes())))
 
 

@@ -27,7 +27,7 @@ def span_exporter() -> Iterator[InMemorySpanExporter]:
     tracing.stop()
 
 
-def test_trace_of_request_contains_every_step_and_command(
+def test_trace_of_create_links_command_to_step_and_steps_to_action(
     span_exporter: InMemorySpanExporter, cloud: Cloud
 ) -> None:
     [server] = cloud.create()

@@ -46,7 +46,7 @@ def test_server_back_on_host_after_stop_there_does_not_prove_two_domains() -> No
     assert not all_sightings.note("s", Sighting("a", 0.4, 0.5))
 
 
-def test_different_servers_seen_on_two_hosts_do_not_prove_two_domains() -> None:
+def test_sightings_of_two_servers_on_two_hosts_do_not_prove_one_server_runs_twice() -> None:
     all_sightings = Sightings("sight")
     assert not any(
         all_sightings.note(server, Sighting(host, start, start + 0.1))

@@ -122,7 +122,7 @@ def cpus(text: str) -> frozenset[int]:
     """Parse CPU numbers like ``0-3,^2,8``, where ``^`` excludes.
 
     Raises:
-        ValueError: The text is malformed, or a number is not below ``MAX_CPUS``.
+        ValueError: The text is malformed or too long, or a number is not below ``MAX_CPUS``.
     """
     included: set[int] = set()
     excluded: set[int] = set()

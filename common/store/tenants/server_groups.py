@@ -85,7 +85,7 @@ def show(tx: Connection, group: str, project_id: str | None = None) -> ServerGro
 
 
 def create(tx: Connection, values: Values) -> ServerGroupRow:
-    """Insert a group, with the id in ``values`` or a new one, and return its row."""
+    """Insert a group, with the id in ``values`` or a new one, and its notice. Return the row."""
     group = values.get("id") or ids.new()
     tx.execute(sa.insert(server_groups).values(created_at=now()), {**values, "id": group})
     _tell(tx, "server_group.create", [group])

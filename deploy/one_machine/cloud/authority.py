@@ -63,12 +63,13 @@ class Authority:
         """Return the files of the certificate ``name``, and issue a new certificate if necessary.
 
         This is necessary if a file is missing, if the present certificate is for other names and
-        addresses, or if it expires within ``RENEW``. Servers and clients can use the certificate.
+        addresses or for these in another order, or if it expires within ``RENEW``. Servers and
+        clients can use the certificate.
 
         Args:
             name: The subject, and the name of the files.
             reached_at: The names and addresses of the holder.
-            valid: How long a new certificate is valid.
+            valid: How long a new certificate is valid, at most until the authority's own expires.
         """
         files = Tls(
             str(self.folder / f"{name}.pem"), str(self.folder / f"{name}-key.pem"), str(self.path)

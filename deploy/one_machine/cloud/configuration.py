@@ -131,9 +131,10 @@ def _format_value(value: object) -> str:
 
 
 def _migration(cloud: Cloud, number: int) -> dict[str, object]:
-    """Return the options of [migration].
+    """Return the options of [migration] for a host, counted from 1.
 
-    Without ``is_joined`` a host accepts no live migrations and serves no files to other hosts.
+    If the hosts have network namespaces (``Cloud.is_joined``), they migrate servers to each other.
+    Otherwise a host listens only on 127.0.0.1, at a free port for files.
     """
     if cloud.is_joined:
         return {

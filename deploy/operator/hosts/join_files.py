@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from oslo_config import iniparser
+
 from common.domain.errors import ConfigError
 from common.service import config_file
 
@@ -58,22 +60,25 @@ def merged(path: Path, required: Options) -> str:
     the text begins with ``HEAD``. No file is written.
 
     Raises:
-        ConfigError: The file has another value for an option in ``required``.
+        ConfigError: The file is malformed, or has another value for an option in ``required``.
     """
     text = path.read_text() if path.exists() else HEAD
-    present = (
-        {(line.section, line.option): line.value for line in config_file.lines(str(path))}
-        if path.exists()
-        else {}
-    )
+    try:
+        present = (
+            {(line.section, line.option): line.value for line in config_file.lines(str(path))}
+            if path.exists()
+            else {}
+        )
+    except iniparser.ParseError as problem:
+        raise ConfigError(f"{path}: {problem}. Correct the line, or remove the file") from problem
     lines = text.splitlines()
     for section, options in required.items():
         missing = []
         for option, value in options.items():
-            current = present.get((section, option))
+            current, escaped_value = present.get((section, option)), value.replace("$", "$$")
             if current is None:
-                missing.append(f"{option} = {value.replace('$', '$$')}")
-            elif current != value:
+                missing.append(f"{option} = {escaped_value}")
+            elif current not in (value, escaped_value):
                 raise ConfigError(
                     f"{path} has [{section}] {option} = {current}, but this host needs {value}: remove or correct the "
                     "line"

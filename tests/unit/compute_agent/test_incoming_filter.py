@@ -135,7 +135,9 @@ def test_incoming_filter_replaces_nova_metadata_of_source_by_its_own() -> None:
     assert [name.text for name in names] == ["here"]
 
 
-def test_incoming_filter_forwards_server_facts_of_destination() -> None:
+def test_filter_of_incoming_migration_replaces_server_facts_of_source_by_those_of_destination() -> (
+    None
+):
     root = ElementTree.fromstring(
         rewrite_domain(new_prepare_call(), xml=describe_domain("/here", facts='{"name":"here"}'))
     )

@@ -196,6 +196,19 @@ def test_join_keeps_lines_of_operator_in_configuration_file(tmp_path: Path) -> N
         merged(path, {"DEFAULT": {"host": "h2"}})
 
 
+def test_join_repeated_with_dollar_in_value_keeps_configuration_file(tmp_path: Path) -> None:
+    path, options = tmp_path / "agent.conf", {"DEFAULT": {"host": "h$1"}}
+    path.write_text(merged(path, options))
+    assert merged(path, options) == path.read_text()
+
+
+def test_join_refuses_malformed_configuration_file_with_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "agent.conf"
+    path.write_text("[DEFAULT]\nhost\n")
+    with pytest.raises(ConfigError, match=f"{path}: at line 2, .*Correct the line"):
+        merged(path, OPTIONS)
+
+
 def test_join_file_replacement_has_given_mode_and_leaves_no_other_file(tmp_path: Path) -> None:
     path = tmp_path / "host.key"
     path.write_text("older")

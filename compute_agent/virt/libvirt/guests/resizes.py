@@ -77,8 +77,8 @@ def settle(
     ``spec``.
 
     With ``back`` True the guest must be off and stays off. The copies made under the fence
-    ``resized`` replace the disks, and all other copies are removed. A disk without such a copy is
-    not changed. The domain is defined by ``spec``.
+    ``resized`` replace the disks that exist, and all other copies of these disks are removed. A
+    disk without such a copy is not changed. The domain is defined by ``spec``.
 
     In both cases ephemeral and swap disks that ``spec`` does not contain are removed.
 

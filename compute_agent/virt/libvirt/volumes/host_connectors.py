@@ -129,7 +129,7 @@ class NfsConnector:
             raise not_there(volume, f"{path}: {problem}") from problem
 
     def disconnect(self, volume: AttachedVolume, link: VolumeLink, secrets: Secrets) -> None:
-        """Return at once, because only QEMU had the volume open."""
+        """Do nothing: only QEMU had the volume's file open, and the export stays mounted."""
 
     def _mount_point(self, export: str) -> Path:
         return self.folder / hashlib.sha256(export.encode()).hexdigest()[:32]

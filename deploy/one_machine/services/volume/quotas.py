@@ -46,8 +46,8 @@ def limits(connection: Connection, project_id: str) -> dict[str, int]:
 def usage(connection: Connection, project_id: str) -> dict[str, int]:
     """Return name -> usage of a project, for all names of `limits`.
 
-    Gigabytes are the GiB of volumes and snapshots together. The usage of all other names, for
-    example backups, is 0.
+    Volumes and snapshots are counted. Gigabytes are the GiB of both together. Each exists in total
+    and for each volume type. The usage of other names, for example backups, is 0.
     """
     used = dict.fromkeys(limits(connection, project_id), 0)
     for table, kind in ((schema.volumes, "volumes"), (schema.snapshots, "snapshots")):
