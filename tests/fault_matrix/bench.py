@@ -19,6 +19,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from common.domain import errors, ids, states
+from common.domain.clock import SECOND
 from common.domain.command_key import CommandKey
 from common.domain.models import Command, ImageRef, RequestSpec, Selection
 from common.domain.wire import to_wire
@@ -30,6 +31,7 @@ from conductor.engine.engine import Lane
 from conductor.engine.workflow_engine import WorkflowEngine
 from conductor.steps import cleanups
 from conductor.workflows import WORKFLOWS
+from conductor.workflows.create import IMAGE_AGE
 from tests.fault_matrix import registry, stage
 from tests.fault_matrix.incarnations import Incarnations
 from tests.fault_matrix.notifications import CellNotifications
@@ -374,7 +376,7 @@ class Bench:
                 .where(schema.servers.c.id == self.trial.server)
                 .values(image=to_wire(image), image_id=image.id)
             )
-        self.time.pass_by(1)
+        self.time.pass_by(IMAGE_AGE // SECOND)
 
     def adopt(self) -> None:
         """Watch the action that is in progress for the server now."""
