@@ -74,29 +74,28 @@ def _use_shared_cache(cls: type[Dialect], engine: sa.Engine) -> None:
 COMPILED = Compiled()
 
 
-def find_new_statements(engine: sa.Engine, work: Callable[[], object]) -> list[str]:
-    """Run ``work`` three times, and return the statements that only the third run has, as text.
+def find_rebuilt_statements(engine: sa.Engine, work: Callable[[], object]) -> list[str]:
+    """Run ``work`` three times, and return the statements that each run built again, as text.
 
     A process builds a statement of a hot path once, because SQLAlchemy needs ten times as long to
-    build a statement as to run it.
+    build a statement as to run it. A statement that only one run executes, for example that of a
+    periodic task, is not returned.
     """
     executed: list[sa.ClauseElement] = []
 
     def record(connection: object, statement: sa.ClauseElement, *rest: object) -> None:
         executed.append(statement)
 
+    texts: list[set[str]] = []
     sa.event.listen(engine, "before_execute", record)
     try:
         work()
-        work()
-        # The objects stay in the list, so that no other statement gets their address.
-        known = {id(statement) for statement in executed}
-        number = len(executed)
-        work()
+        for _ in range(2):
+            # The objects stay in the list, so that no other statement gets their address.
+            known, number = {id(statement) for statement in executed}, len(executed)
+            work()
+            new = [statement for statement in executed[number:] if id(statement) not in known]
+            texts.append({str(statement.compile(engine)) for statement in new})
     finally:
         sa.event.remove(engine, "before_execute", record)
-    return [
-        str(statement.compile(engine))
-        for statement in executed[number:]
-        if id(statement) not in known
-    ]
+    return sorted(set.intersection(*texts))

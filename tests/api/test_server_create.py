@@ -18,7 +18,7 @@ from common.store import schema
 from common.store.servers import actions, servers
 from compute_api.compute.request.creation import Creation
 from tests.api.conftest import IMAGE, PROJECT, Cloud
-from tests.statements import find_new_statements
+from tests.statements import find_rebuilt_statements
 from tests.waiting import await_true
 
 GOOD: dict[str, Any] = {"name": "Web Server.1", "imageRef": IMAGE, "flavorRef": "1"}
@@ -353,7 +353,7 @@ def test_repeated_requests_about_servers_build_no_statement(cloud: Cloud) -> Non
         cloud.set_state(server)
         assert cloud.call("DELETE", f"/servers/{server}").status_code == 204
 
-    assert find_new_statements(cloud.store.engine, request_all) == []
+    assert find_rebuilt_statements(cloud.store.engine, request_all) == []
 
 
 def test_create_server_runs_seven_statements_and_nine_for_eight_servers(cloud: Cloud) -> None:

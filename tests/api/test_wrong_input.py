@@ -574,7 +574,7 @@ def test_body_of_broken_connection_or_invalid_chunk_returns_400(
         extras={"wsgi.input": BrokenBody(problem), "wsgi.input_terminated": True},
     )
     assert answer.status_code == 400, answer.text
-    assert "badly chunked" in answer.json["badRequest"]["message"]
+    assert "a chunk is missing or malformed" in answer.json["badRequest"]["message"]
 
 
 def test_requests_return_503_while_database_has_other_version(cloud: Cloud) -> None:

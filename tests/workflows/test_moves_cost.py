@@ -16,7 +16,7 @@ from common.domain import states
 from conductor.engine import runner
 from conductor.engine.engine import Lane
 from conductor.workflows import WORKFLOWS
-from tests.statements import find_new_statements
+from tests.statements import find_rebuilt_statements
 from tests.workflows.moves import boot_server, create_cloud, lead_up
 from tests.workflows.scenarios import ask
 from tests.workflows.simulator import Cloud, Host
@@ -92,4 +92,4 @@ def test_repeated_life_of_server_builds_no_statement(cloud: Cloud) -> None:
             ask(cloud, server, key)
             cloud.settle()
 
-    assert find_new_statements(cloud.store.engine, live) == []
+    assert find_rebuilt_statements(cloud.store.engine, live) == []
