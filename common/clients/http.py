@@ -167,10 +167,10 @@ def document(answer: HttpAnswer, name: str) -> Document:
     """
     try:
         content: Any = answer.json() if answer.content else {}
-    except ValueError:
-        content = None
-    if not isinstance(content, dict):
-        raise _unreadable(name, "with a body that is no JSON object")
+        if not isinstance(content, dict):
+            raise TypeError(f"the body is a {type(content).__name__}")
+    except (ValueError, TypeError) as problem:
+        raise _unreadable(name, "with a body that is no JSON object") from problem
     return Document(content, name)
 
 

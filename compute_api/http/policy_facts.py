@@ -139,9 +139,6 @@ class Decisions:
         self._facts: dict[str, tuple[Fact, ...] | None] = {}
         self._decisions: dict[tuple[object, ...], bool] = {}
 
-    def __len__(self) -> int:
-        return len(self._decisions)
-
     def find(
         self,
         rule: str,

@@ -22,7 +22,7 @@ MAX_PARAMETERS = 200
 MAX_DEPTH = 32
 #: Objects and lists of a body. The limit bounds the work of the garbage collector.
 MAX_CONTAINERS = 65536
-#: Refuses a request whose chunks are incomplete, or whose connection fails.
+#: The error text for a request body that the API cannot read to its end.
 UNREADABLE_BODY = (
     "The request body cannot be read: a chunk is missing or malformed, or the connection failed. Send "
     "the request again."

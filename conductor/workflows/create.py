@@ -29,8 +29,8 @@ from conductor.steps.networks import PortData
 from conductor.steps.volumes import VolumesData
 
 #: Age at which the image of a waiting request is checked again. A request that starts sooner needs
-#: no call, because the API has just checked the image. A busy cloud must not check every image
-#: twice, so the age is longer than the wait in a full queue.
+#: no call, because the API has just checked the image. The age is longer than an ordinary wait, so
+#: that a busy conductor does not check every image twice.
 IMAGE_AGE = 10 * SECOND
 
 

@@ -296,7 +296,8 @@ def test_record_of_another_project_in_request_is_refused_like_missing_one(
     assert refusals[0][0] in (400, 404), refusals
 
 
-def test_resize_to_flavor_without_access_is_refused(world: World) -> None:
+def test_resize_to_flavor_without_access_is_refused_and_shelve_accepted(world: World) -> None:
+    """A shelve names neither flavor nor image, so the tenant needs no access to them."""
     site = world.sites["compute"]
     server, flavor = site.ids["own"]["servers"], site.ids["own"]["flavors"]
     path = f"/v2.1/servers/{server}/action"
@@ -312,3 +313,4 @@ def test_resize_to_flavor_without_access_is_refused(world: World) -> None:
     )
     answer = site.ask("member", "POST", path, {"resize": {"flavorRef": flavor}}, NEWEST)
     assert answer.status_code in (400, 404)
+    assert site.ask("member", "POST", path, {"shelve": None}, NEWEST).status_code == 202

@@ -113,5 +113,6 @@ def test_local_users_attack_names_file_open_to_other_users(mode: int, broken: st
         folder.chmod(0o711)
         (folder / "agent.db").write_text("x")
         (folder / "agent.db").chmod(mode)
-        [outcome] = machine.local_users(SimpleNamespace(folders=[folder]))  # type: ignore[arg-type]
+        target: Any = SimpleNamespace(folders=[folder])
+        [outcome] = machine.local_users(target)
     assert outcome.broken == (f"{broken} {folder}/agent.db" if broken else "")

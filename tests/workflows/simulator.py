@@ -79,8 +79,8 @@ USER = RequestContext(user_id="user", project_id="project", roles=("member",), r
 FLAVOR = new_servers.FLAVOR
 ALL_LANES = (Lane.INSIDE, *WORKFLOWS.lanes)
 ROUND_SECONDS = 5
-#: One statement in place of one transaction per lane, because most lanes have no due action.
 _SERVER = sa.select(schema.servers).where(schema.servers.c.id == sa.bindparam("server"))
+#: One statement in place of one transaction per lane, because most lanes have no due action.
 _DUE_STEPS = (
     sa.select(schema.actions.c.step)
     .where(schema.actions.c.due_at <= now(), schema.actions.c.state == "due")

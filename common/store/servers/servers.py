@@ -15,7 +15,6 @@ import re
 from collections import namedtuple
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from enum import Enum
 from functools import cache
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -27,6 +26,7 @@ from common.domain.models import Flavor, Interface
 from common.domain.service_binaries import Binary
 from common.domain.wire import from_wire, to_wire
 from common.notifications.events import Notice
+from common.service.json_text import to_json
 from common.store.engine import for_update, insert_many, notification_settings, now
 from common.store.notifications import outbox
 from common.store.pagination import SortOrder, after
@@ -53,10 +53,6 @@ C = servers.c
 T = TypeVar("T")
 
 
-def _tuple(columns: Sequence[sa.ColumnElement[Any]]) -> Any:
-    return namedtuple("Server", [str(column.key) for column in columns])
-
-
 #: Long columns that only views for admins show. Lists leave them out by default.
 _HEAVY = ("user_data", "key_data")
 _LIGHT_COLUMNS = [
@@ -70,25 +66,22 @@ _GROUP = sa.select(sa.func.min(server_group_members.c.group_id)).where(
     server_group_members.c.server_id == C.id
 )
 _SHOWN_COLUMNS = [*_ALL_COLUMNS, _GROUP.scalar_subquery().label("group_id")]
-#: Rows are named tuples, because SQLAlchemy's rows take ten times as long to read.
-_Name, _Light, _Heavy, _Server = (
-    _tuple(columns) for columns in (_NAME_COLUMNS, _LIGHT_COLUMNS, _ALL_COLUMNS, _SHOWN_COLUMNS)
-)
 
 
-class Columns(Enum):
-    """The columns of a list of servers."""
+class _RowType:
+    """The columns that a query reads, and the named tuple of a row.
 
-    NAMES = "names"
-    LIGHT = "light"
-    ALL = "all"
+    Rows are named tuples, because SQLAlchemy's rows take ten times as long to read.
+    """
+
+    def __init__(self, columns: Sequence[sa.ColumnElement[Any]]) -> None:
+        self.columns = columns
+        names = [str(column.key) for column in columns]
+        self.make: Callable[[Iterable[object]], Any] = cast(Any, namedtuple("Server", names))._make
 
 
-_COLUMNS: dict[Columns, tuple[Sequence[sa.ColumnElement[Any]], Any]] = {
-    Columns.NAMES: (_NAME_COLUMNS, _Name),
-    Columns.LIGHT: (_LIGHT_COLUMNS, _Light),
-    Columns.ALL: (_ALL_COLUMNS, _Heavy),
-}
+_NAMES, _LIGHT = _RowType(_NAME_COLUMNS), _RowType(_LIGHT_COLUMNS)
+_ALL, _ONE = _RowType(_ALL_COLUMNS), _RowType(_SHOWN_COLUMNS)
 loads = json.loads
 #: Columns with a notification about each change.
 _SHOWN = frozenset(("name", "tags"))
@@ -200,13 +193,12 @@ def page(
         BadRequest: The marker is not the id of a server (of ``filters.project_id``), or a filter's
             value is invalid.
     """
-    kind = Columns.NAMES if names_only else Columns.ALL if heavy else Columns.LIGHT
-    columns, row_type = _COLUMNS[kind]
+    row_type = _NAMES if names_only else _ALL if heavy else _LIGHT
     if replace(filters, project_id=None, sort=tuple(filters.sort), limit=_PLAIN.limit) == _PLAIN:
         values = {"project": filters.project_id, "most": filters.limit}
-        plain_rows = tx.execute(_plain_page(kind, filters.project_id is not None), values)
-        return list(map(row_type._make, plain_rows))
-    query = sa.select(*columns).where(*_conditions(filters))
+        plain_rows = tx.execute(_plain_page(row_type, filters.project_id is not None), values)
+        return list(map(row_type.make, plain_rows))
+    query = sa.select(*row_type.columns).where(*_conditions(filters))
     order = _order(filters.sort)
     if filters.marker is not None:
         keys = sa.select(*(key.value.label(f"k{i}") for i, key in enumerate(order))).where(
@@ -219,7 +211,7 @@ def page(
             raise errors.BadRequest(f"marker [{filters.marker}] not found")
         query = query.where(after(order, list(last)))
     rows = fetch(tx, query.order_by(*(key.clause for key in order)).limit(filters.limit))
-    return list(map(row_type._make, rows))
+    return list(map(row_type.make, rows))
 
 
 #: The filters of a list without parameters.
@@ -227,12 +219,12 @@ _PLAIN = ServerFilters(soft_deleted=False)
 
 
 @cache
-def _plain_page(kind: Columns, of_project: bool) -> sa.Select[Any]:
+def _plain_page(row_type: _RowType, of_project: bool) -> sa.Select[Any]:
     """Return the statement of the first page without filters, cached because most clients use it.
 
     Its parameters are ``project`` and ``most``.
     """
-    query = sa.select(*_COLUMNS[kind][0]).where(*_conditions(_PLAIN))
+    query = sa.select(*row_type.columns).where(*_conditions(_PLAIN))
     if of_project:
         query = query.where(C.project_id == sa.bindparam("project"))
     most = sa.bindparam("most", type_=sa.Integer)
@@ -343,7 +335,7 @@ def _is_pattern(text: str) -> bool:
 def _match_tags(kind: str, tags: Sequence[str]) -> sa.ColumnElement[bool]:
     """Return the condition of a tag filter: tags, tags-any, not-tags or not-tags-any."""
     text = sa.type_coerce(C.tags, sa.Text)
-    each = [holds(text, json.dumps(tag, ensure_ascii=False)) for tag in tags]
+    each = [holds(text, to_json(tag).decode()) for tag in tags]
     conditions: dict[str, sa.ColumnElement[bool]] = {
         "tags": sa.and_(sa.true(), *each),
         "tags-any": sa.or_(sa.false(), *each),
@@ -369,7 +361,7 @@ def show(
             False.
     """
     row = tx.execute(_SHOW, {"server": server_id}).first()
-    server: ShownServerRecord | None = None if row is None else _Server._make(row)
+    server: ShownServerRecord | None = None if row is None else _ONE.make(row)
     if (
         server is None
         or project_id not in (None, server.project_id)

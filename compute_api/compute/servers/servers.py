@@ -319,10 +319,16 @@ def _make_view(request: Request, server: ServerRecord) -> view.ServerView:
         request.links, request.is_admin, request.allowed(view.RULES), vault=request.services.vault
     )
 
-    if server.host and view.shows_hosts(server_view.allowed):
-        server_view.hosts = request.read(servers.host_facts, [server.host])
-    if server.volumes:
-        server_view.volumes = request.read(volumes.of_some, [server.id])
+    host = server.host if view.shows_hosts(server_view.allowed) else None
+
+    def work(tx: Connection) -> None:
+        if host:
+            server_view.hosts = servers.host_facts(tx, [host])
+        if server.volumes:
+            server_view.volumes = volumes.of_some(tx, [server.id])
+
+    if host or server.volumes:
+        request.read(work)
     return server_view
 
 

@@ -57,7 +57,7 @@ def make_environment(cloud: Cloud, host: str | None = None, role: str = "") -> d
         "HOME": str(cloud.home),
         "LC_ALL": "C.UTF-8",
         "PYTHONUNBUFFERED": "1",
-        # As in the units of systemd: threads share two heaps, because one per thread needs memory.
+        # As in the units of systemd: all threads of a process share two heaps of malloc.
         "MALLOC_ARENA_MAX": "2",
         "KILONOVA_CONF": str(config),
         "KILONOVA_CONF_DIGEST": digest,

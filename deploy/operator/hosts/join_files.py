@@ -62,15 +62,10 @@ def merged(path: Path, required: Options) -> str:
     Raises:
         ConfigError: The file is malformed, or has another value for an option in ``required``.
     """
-    text = path.read_text() if path.exists() else HEAD
-    try:
-        present = (
-            {(line.section, line.option): line.value for line in config_file.lines(str(path))}
-            if path.exists()
-            else {}
-        )
-    except iniparser.ParseError as problem:
-        raise ConfigError(f"{path}: {problem}. Correct the line, or remove the file") from problem
+    if path.exists():
+        text, present = path.read_text(), _read_options(path)
+    else:
+        text, present = HEAD, {}
     lines = text.splitlines()
     for section, options in required.items():
         missing = []
@@ -86,6 +81,15 @@ def merged(path: Path, required: Options) -> str:
         if missing:
             _insert(lines, section, missing)
     return "\n".join(lines) + "\n"
+
+
+def _read_options(path: Path) -> dict[tuple[str, str], str]:
+    """Return (section, option) -> value of a configuration file, or raise ConfigError."""
+    try:
+        lines = config_file.lines(str(path))
+    except iniparser.ParseError as problem:
+        raise ConfigError(f"{path}: {problem}. Correct the line, or remove the file") from problem
+    return {(line.section, line.option): line.value for line in lines}
 
 
 def _insert(lines: list[str], section: str, new: list[str]) -> None:

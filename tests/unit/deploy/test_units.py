@@ -24,7 +24,7 @@ HARDENED = (
     "RestartSec=1",
     "StartLimitIntervalSec=0",
     "UMask=0077",
-    # One heap per thread would double the memory of a process.
+    # All threads of a process share two heaps of malloc.
     "Environment=MALLOC_ARENA_MAX=2",
 )
 APART = (
