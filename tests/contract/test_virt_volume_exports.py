@@ -29,7 +29,14 @@ from deploy.one_machine.services.volume.exports import Export, Exports
 from deploy.testing.servers import free_ports
 from tests.contract.conftest import FOR_HOSTS, NEEDED
 from tests.contract.virt_pairs import Machines, inside
-from tests.contract.virt_rigs import BOOT_SECONDS, QUIET, Rig, guests_folder
+from tests.contract.virt_rigs import (
+    BOOT_SECONDS,
+    IN_TURNS,
+    PAUSE_TENTH,
+    QUIET,
+    Rig,
+    guests_folder,
+)
 from tests.contract.virt_travellers import Traveller
 from tests.services import demand
 from tests.waiting import await_true
@@ -40,7 +47,8 @@ GIBIBYTE, SECTOR, PLACES = 1 << 30, 512, 2048
 #: User data that writes numbered sectors to the disk with a volume's serial, and prints each number
 #: after the write to the disk.
 WRITE_BLOCKS = f"""#!/bin/sh
-(n=0; while usleep 50000; do
+(n=0; while :; do
+    {PAUSE_TENTH}
     echo "tick $((t=t+1))"
     for disk in /sys/block/vd*; do
         case $(cat $disk/serial 2> /dev/null) in ????????-????-*) ;; *) continue ;; esac
@@ -49,8 +57,7 @@ WRITE_BLOCKS = f"""#!/bin/sh
             conv=notrunc,fsync 2> /dev/null && echo "wrote $n"
     done
 done) &
-ping -q -i 0.005 127.0.0.1 > /dev/null &
-ping -q -i 0.005 127.0.0.1 > /dev/null &
+{IN_TURNS}
 """
 
 

@@ -30,7 +30,7 @@ from compute_agent.virt.memory.driver import MemoryDriver
 from compute_agent.virt.memory.state.host import MemoryHost
 from compute_agent.virt.memory.state.script import Slow
 from deploy.one_machine.machine import libvirtd
-from tests.contract.virt_rigs import BOOT_SECONDS, QUIET, TICKS, Rig, guests_folder
+from tests.contract.virt_rigs import BOOT_SECONDS, MIGRATING_TICKS, QUIET, Rig, guests_folder
 from tests.waiting import await_true
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ class Pair:
 
         The next fence is 2.
         """
-        spec = self.source.ready(TICKS)
+        spec = self.source.ready(MIGRATING_TICKS)
         if isinstance(self.source.driver, MemoryDriver):
             self.source.driver.host.write_memory(spec.server, "tick", "7")
             self.source.driver.host.write_file(spec.server, "canary", "canary")

@@ -54,12 +54,18 @@ done
 """
 #: A load that makes QEMU 7 migrate all written memory under emulation (decision 0021). Two
 #: processes alternate within milliseconds, and each switch empties the TLB.
-IN_TURNS = "for turn in 1 2; do ping -q -i 0.005 127.0.0.1 > /dev/null & done"
+#: This takes a third of a processor, so only guests that migrate have this load.
+IN_TURNS = """for turn in 1 2; do
+    (mkfifo /run/turn$turn; exec 3<> /run/turn$turn; while :; do read -t 0.005 never <&3; done) &
+done"""
+#: A command that waits, for user data. A program like usleep would cost a new process, which an
+#: emulated guest starts slowly.
+PAUSE_TENTH = "{ [ -e /run/pause ] || mkfifo /run/pause; read -t 0.1 never <> /run/pause; }"
+_COUNT = f'(n=0; while :; do {PAUSE_TENTH}; n=$((n + 1)); echo "tick $n"; done) &'
 #: User data that counts on the console as long as the guest runs.
-TICKS = f"""#!/bin/sh
-{IN_TURNS}
-(n=0; while usleep 100000; do n=$((n + 1)); echo "tick $n"; done) &
-"""
+TICKS = f"#!/bin/sh\n{_COUNT}\n"
+#: The same for a guest that migrates while it runs.
+MIGRATING_TICKS = f"#!/bin/sh\n{IN_TURNS}\n{_COUNT}\n"
 #: User data that prints the interfaces in their order after each change.
 NICS = """#!/bin/sh
 (while :; do

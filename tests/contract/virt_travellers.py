@@ -24,7 +24,14 @@ from compute_agent.virt.libvirt.migration import cold_migration
 from compute_agent.virt.libvirt.migration.live_migration import MigrationOptions
 from deploy.one_machine.machine import libvirtd
 from tests.contract.virt_pairs import PORT, Machines, ticks
-from tests.contract.virt_rigs import BOOT_SECONDS, IN_TURNS, QUIET, Rig, guests_folder
+from tests.contract.virt_rigs import (
+    BOOT_SECONDS,
+    IN_TURNS,
+    PAUSE_TENTH,
+    QUIET,
+    Rig,
+    guests_folder,
+)
 from tests.disks import base
 from tests.waiting import await_true
 
@@ -36,7 +43,7 @@ tr '\\0' c < /dev/zero |
     dd of=/dev/vda bs=64k seek={WRITTEN_AT >> 16} count={WRITTEN >> 16} iflag=fullblock conv=notrunc,fsync
 mount -t tmpfs none /mnt
 dd if=/dev/urandom of=/mnt/from bs=1M count=16 2> /dev/null
-(n=0; while usleep 100000; do n=$((n + 1)); echo "tick $n"; done) &
+(n=0; while :; do {PAUSE_TENTH}; n=$((n + 1)); echo "tick $n"; done) &
 {IN_TURNS}
 (while usleep 30000; do dd if=/mnt/from of=/mnt/to bs=1M conv=notrunc 2> /dev/null; done) &
 """

@@ -228,9 +228,8 @@ def make(live: Live, name: str, **more: Any) -> Guest:
 
 #: The user data of a witness. The script writes behind the image's partition of the disk: "canary"
 #: at 64 MiB, 4 MiB of noise at 65 MiB, and once a second the count at 72 MiB. Each boot gives the
-#: count a new name.
-TESTIMONY = f"""#!/bin/sh
-{IN_TURNS}
+#: count a new name. The loop starts few processes, because an emulated guest starts them slowly.
+TESTIMONY = """#!/bin/sh
 disk=/dev/vda
 if [ "$(dd if=$disk bs=1M skip=64 count=1 2> /dev/null | head -c 6)" != canary ]; then
     dd if=/dev/urandom of=$disk bs=1M seek=65 count=4 conv=notrunc,fsync 2> /dev/null
@@ -239,18 +238,22 @@ fi
 (
     run=$(cat /proc/sys/kernel/random/uuid)
     count=0
+    mkfifo /run/ticks
+    exec 3<> /run/ticks
     while :; do
         count=$((count + 1))
-        echo "$run $count" > /run/counting
-        mv /run/counting /run/count
-        if [ $((count % 10)) = 1 ]; then
-            cat /run/count | dd of=$disk bs=1M seek=72 conv=notrunc,fsync 2> /dev/null
+        # One write of the same length each time, so that a reader never sees a part of it.
+        printf '%s %08d\n' "$run" $count 1<> /run/count
+        if [ $((count % 5)) = 1 ]; then
+            dd of=$disk bs=1M seek=72 conv=notrunc,fsync < /run/count 2> /dev/null
             echo "kilonova tiny guest: counts $count of $run"
         fi
-        usleep 100000
+        read -t 0.2 never <&3
     done
 ) < /dev/null > /dev/console 2>&1 &
-""".encode()
+"""
+#: The user data of a witness that migrates while it runs.
+MIGRATING_TESTIMONY = f"{TESTIMONY}{IN_TURNS}\n"
 
 
 @dataclass(frozen=True)
@@ -277,7 +280,7 @@ class Witness(Guest):
     def read_state(self) -> WitnessState:
         """Wait until the witness counts, and return its state."""
         await_true(
-            lambda: self.can_run("test -e /run/count"),
+            lambda: self.can_run("test -s /run/count"),
             BOOT,
             lambda: self.rest.console(self.server)[-2000:],
         )
@@ -298,13 +301,20 @@ class Witness(Guest):
 
 
 @contextmanager
-def witness(live: Live, name: str, host: str | None = None, **more: Any) -> Iterator[Witness]:
-    """Create a witness for the block, on ``host`` if given, and wait until it counts."""
+def witness(
+    live: Live, name: str, host: str | None = None, migrates: bool = False, **more: Any
+) -> Iterator[Witness]:
+    """Create a witness for the block, on ``host`` if given, and wait until it counts.
+
+    ``migrates`` is True if the witness migrates while it runs, which needs a load in the guest.
+    ``more`` has further fields of the create request.
+    """
+    user_data = MIGRATING_TESTIMONY if migrates else TESTIMONY
     with live.only(live.cloud.hosts.index(host) + 1) if host else nullcontext():
         new_guest = make(
             live,
             f"{name}-{uuid.uuid4().hex[:6]}",
-            user_data=base64.b64encode(TESTIMONY).decode(),
+            user_data=base64.b64encode(user_data.encode()).decode(),
             **more,
         )
     new_witness = Witness(live, new_guest.server, new_guest.name, new_guest.floating)

@@ -151,7 +151,7 @@ def walk(lab: LiveLab) -> Iterator[Walk]:
     Emulated guests with several processors do not migrate safely (decision 0021).
     """
     sizes = lab.flavor(), ensure_flavor(lab, "pairs.larger", ram=160, vcpus=1, disk=1)
-    with witness(lab, "pairs") as guest:
+    with witness(lab, "pairs", migrates=True) as guest:
         yield Walk(lab, guest, sizes)
 
 

@@ -44,7 +44,7 @@ def kill_every_process(lab: LiveLab) -> None:
 def test_guest_survives_resize_live_migration_and_killed_processes(lab: LiveLab) -> None:
     # Emulated guests migrate safely only with one processor (decision 0021).
     size = ensure_flavor(lab, "life.larger", ram=192, vcpus=1, disk=2)
-    with witness(lab, "whole", host="lab1") as guest:
+    with witness(lab, "whole", host="lab1", migrates=True) as guest:
         new = guest.read_state()
         ask(guest.rest, guest, "resize", {"flavorRef": size})
         guest.rest.await_status(guest.server, "VERIFY_RESIZE", BOOT)

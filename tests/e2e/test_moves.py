@@ -153,7 +153,7 @@ def migrate_live_and_back(lab: LiveLab) -> None:
 
     The longest time without a sign of the guest is printed.
     """
-    with witness(lab, "travels", host="lab1") as guest:
+    with witness(lab, "travels", host="lab1", migrates=True) as guest:
         before = guest.read_state()
         with listener(guest) as listener_result:
             ask(admin(lab), guest, "os-migrateLive", {"host": "lab2", "block_migration": "auto"})

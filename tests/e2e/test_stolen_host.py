@@ -317,7 +317,7 @@ def check_libvirtd_refuses_thief(lab: LiveLab, booty: Loot) -> None:
     files, ports = certificates.of(cloud, STOLEN), [16514, 16509, LIVE_MIGRATION_PORT]
     arguments = json.dumps([cloud.host_address(lab.lab.number(OTHER)), ports, files])
     with (
-        witness(lab, "passing", host=THIRD) as guest,
+        witness(lab, "passing", host=THIRD, migrates=True) as guest,
         run_in_namespace(cloud.underlay.namespace(number), CALL_SCRIPT, arguments) as calls,
     ):
         before = guest.read_state()

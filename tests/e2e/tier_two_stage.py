@@ -25,7 +25,7 @@ from deploy.one_machine.cloud import process_control
 from deploy.one_machine.cloud.process_control import find_process
 from deploy.one_machine.connectivity import KEY, PRIVATE
 from deploy.one_machine.machine.underlay import NAMESPACES
-from tests.e2e.guests import PATIENT, TESTIMONY, Witness, give_address
+from tests.e2e.guests import MIGRATING_TESTIMONY, PATIENT, Witness, give_address
 from tests.e2e.lab import LiveLab
 from tests.e2e.live import BOOT, SETTLE, Reply, Rest
 from tests.e2e.strikes import OVER, StrikeOutcome, Strikes, await_back, await_cleanups
@@ -86,7 +86,7 @@ class Stage:
             name=name,
             networks=[{"uuid": network.id}],
             key_name=KEY,
-            user_data=base64.b64encode(TESTIMONY).decode(),
+            user_data=base64.b64encode(MIGRATING_TESTIMONY.encode()).decode(),
         )
 
     def use_server(self, server: str, name: str) -> None:
