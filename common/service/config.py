@@ -346,7 +346,8 @@ OPTIONS: dict[str, Sequence[cfg.Opt]] = {
     "network": (
         cfg.StrOpt("endpoint", help="URL of the network service. Default: from the catalogue. If the catalogue has "
                                     "none either, servers have no networks."),
-        cfg.IntOpt("timeout", default=10, min=1, max=60, help="Maximum seconds for an answer of the network service."),
+        cfg.IntOpt("timeout", default=10, min=1, max=60, help="Maximum seconds for an answer of the network service. A "
+                                                               "request of a user waits at most 8 seconds."),
         cfg.IntOpt("calls", default=8, min=1, max=64, help="Maximum number of simultaneous calls of each process to "
                                                            "the network service."),
         cfg.IntOpt("vif_plugging_timeout", default=300, min=0, max=3600,
@@ -359,7 +360,8 @@ OPTIONS: dict[str, Sequence[cfg.Opt]] = {
         cfg.StrOpt("endpoint", help="URL of the shared file system service. Default: from the catalogue. If the "
                                     "catalogue has none either, servers have no shares."),
         cfg.IntOpt("timeout", default=10, min=1, max=60, help="Maximum seconds for an answer of the shared file "
-                                                              "system service."),
+                                                              "system service. A request of a user waits at most 8 "
+                                                              "seconds."),
         cfg.IntOpt("apply_timeout", default=60, min=1, max=3600,
                    help="Maximum seconds until the service has applied the rule that lets a host mount a share."),
     ),
@@ -367,7 +369,8 @@ OPTIONS: dict[str, Sequence[cfg.Opt]] = {
         cfg.StrOpt("endpoint", help="URL of the block storage service. Default: from the catalogue. If the catalogue "
                                     "has none either, servers have no volumes."),
         cfg.IntOpt("timeout", default=30, min=1, max=300, help="Maximum seconds for an answer of the block storage "
-                                                               "service."),
+                                                               "service. A request of a user waits at most 8 "
+                                                               "seconds."),
         cfg.BoolOpt("cross_az_attach", default=True,
                     help="Whether a server may have volumes of another availability zone. If not, new volumes are "
                          "created in the server's zone."),

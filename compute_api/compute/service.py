@@ -27,6 +27,9 @@ from compute_api.http.worker.server import Server, limits
 if TYPE_CHECKING:
     from common.clients.identity import IdentityClient
     from common.clients.image import ImageClient as ImageClient
+    from common.clients.network_records import Records as Records
+    from common.clients.shares import ShareClient as ShareClient
+    from common.clients.volumes import VolumeClient as VolumeClient
     from compute_api.compute.request.dependencies import ApiSettings
 
 #: Modules that the master imports for several workers.
@@ -38,6 +41,9 @@ _SHARED = (
     "common.clients.identity",
 )
 
+#: Seconds for which a request waits at most for an external service. If the service hangs, the user
+#: gets 503 within ten seconds.
+PATIENCE = 8.0
 _opened = ExitStack()
 
 
@@ -53,7 +59,7 @@ def application(conf: cfg.ConfigOpts, policy: Policy | None = None) -> WSGIAppli
     Raises:
         ConfigError: The configuration is invalid.
     """
-    from common.clients import limits, network_records, shares, volumes
+    from common.clients import limits
     from common.clients.identity import IdentityClient
     from common.rpc import agent, conductor
     from common.rpc.broker import opener, require_answer
@@ -80,7 +86,6 @@ def application(conf: cfg.ConfigOpts, policy: Policy | None = None) -> WSGIAppli
     for resource in (store, link, transport):
         _opened.callback(resource.close)
     identity = IdentityClient(conf)
-    images = image_client(identity)
     vault = Vault(conf.secret_key) if conf.secret_key.strip(", ") else None
     keystone = limits.configured(conf)
     if keystone is not None:
@@ -89,13 +94,13 @@ def application(conf: cfg.ConfigOpts, policy: Policy | None = None) -> WSGIAppli
         store,
         conductor.ConductorWakeup(transport),
         agent.AgentClient(link),
-        images,
+        image_client(identity),
         settings(conf),
         vault,
-        network_records.Records(identity.network_url, conf.network.timeout),
+        network_client(conf, identity),
         keystone,
-        shares.ShareClient(identity.share_url, conf.share.timeout),
-        volumes.VolumeClient(identity.volume_url, conf.volume.timeout),
+        share_client(conf, identity),
+        volume_client(conf, identity),
     )
     api = app.create(services, policy or load_policy(conf, "api", COMPUTE_RULES))
     dependencies = (
@@ -118,7 +123,29 @@ def image_client(identity: IdentityClient) -> ImageClient:
     from common.clients.image import ImageClient
     from common.clients.own_images import OwnImages
 
-    return ImageClient(identity.image_url, require=OwnImages(identity).require_readable)
+    require = OwnImages(identity, timeout=PATIENCE).require_readable
+    return ImageClient(identity.image_url, timeout=PATIENCE, require=require)
+
+
+def network_client(conf: cfg.ConfigOpts, identity: IdentityClient) -> Records:
+    """Return the client for the network service."""
+    from common.clients.network_records import Records
+
+    return Records(identity.network_url, min(conf.network.timeout, PATIENCE))
+
+
+def share_client(conf: cfg.ConfigOpts, identity: IdentityClient) -> ShareClient:
+    """Return the client for the shared file system service."""
+    from common.clients.shares import ShareClient
+
+    return ShareClient(identity.share_url, min(conf.share.timeout, PATIENCE))
+
+
+def volume_client(conf: cfg.ConfigOpts, identity: IdentityClient) -> VolumeClient:
+    """Return the client for the block storage service."""
+    from common.clients.volumes import VolumeClient
+
+    return VolumeClient(identity.volume_url, min(conf.volume.timeout, PATIENCE))
 
 
 def settings(conf: cfg.ConfigOpts) -> ApiSettings:
