@@ -29,6 +29,11 @@ from common.service import config, log, metrics, reload, tracing
 logger = log.get_logger(__name__)
 #: Seconds from a request to stop until the process is killed.
 GRACE = 8.0
+#: Seconds after which systemd counts a process as started although it still waits for the database
+#: or the broker. Otherwise the installation of a package would wait, and systemd would kill the
+#: process after 90 s.
+PATIENCE = 15.0
+WAITING = "waits for the database or the broker; the log has the reason"
 #: Exit status of a process with a wrong configuration, as in sysexits(3). Systemd does not restart
 #: such a process.
 EX_CONFIG = 78
@@ -104,6 +109,9 @@ def run(
 ) -> None:
     """Call ``open_up``, notify systemd, wait for TERM or INT, close, and end the process.
 
+    Systemd is notified after ``PATIENCE`` seconds at the latest. Its status then says that the
+    process waits.
+
     HUP reloads the configuration. TERM or INT before the end of ``open_up``, or a second
     time, ends the process at once. So does a close that takes longer than ``GRACE`` seconds. A
     ConfigError of ``open_up`` ends the process with an explanation. This function does not return.
@@ -129,10 +137,14 @@ def run(
     signal.signal(signal.SIGHUP, lambda number, frame: None)
     signal.signal(signal.SIGTERM, request_stop)
     signal.signal(signal.SIGINT, request_stop)
+    waits = threading.Timer(PATIENCE, notify, ("READY=1\nSTATUS=" + WAITING,))
+    waits.daemon = True
+    waits.start()
     close = exit_on_config_error(name, lambda: open_up(conf))
+    waits.cancel()
     opened.set()
     metrics.serve()
-    notify("READY=1")
+    notify("READY=1\nSTATUS=ready")
     logger.info("ready")
     while (number := signal_numbers.recv(1)[0]) not in (signal.SIGTERM, signal.SIGINT):
         if number == signal.SIGHUP:
