@@ -135,4 +135,7 @@ class HostState(StrEnum):
 
     UP = "up"
     DOWN = "down"
+    #: the agent is silent, and the conductors have not declared the host down; the operator's
+    #: command alone shows this
+    UNKNOWN = "unknown"
     FORCED_DOWN = "forced down"  #: an admin declared the host dead

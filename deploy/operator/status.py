@@ -19,7 +19,7 @@ from common.store.hosts import host_actions, services
 from common.store.notifications import outbox
 from conductor.hosts import move_progress
 from deploy.operator import doctor
-from deploy.operator.hosts.list import silence_of
+from deploy.operator.hosts.list import silence_of, state_of
 
 # The number of lines shown of a list.
 LONGEST = 20
@@ -43,12 +43,12 @@ def status(options: argparse.Namespace) -> int:
     print(f"{'service':<16} {'host':<30} {'state':<16} last sign of life")
     is_silent = False
     for row in rows:
-        state = "forced down" if row.forced_down else "up" if row.up else "DOWN"
         heard_for_service = (
             hosts_heard if row.binary == Binary.COMPUTE else services.HostsHeard(1, 1)
         )
         silent = silence_of(row.seen_at, row.up, at, silence, heard_for_service)
         is_silent = is_silent or bool(silent and not row.forced_down)
+        state = state_of(row.up, row.forced_down, silent)
         print(
             f"{row.binary:<16} {row.host:<30} {state + (', disabled' if row.disabled else ''):<16} "
             f"{iso(row.seen_at) or 'never'}{silent and f', {silent}'}"

@@ -70,8 +70,14 @@ def overview(
     return sorted(
         (
             {
-                **_row(host, zones[host["name"]], at, limit, pause),
-                "silent": silence_of(host["seen_at"], host["up"], at, silence, heard),
+                **_row(
+                    host,
+                    zones[host["name"]],
+                    at,
+                    limit,
+                    pause,
+                    silence_of(host["seen_at"], host["up"], at, silence, heard),
+                ),
                 "has_key": host["name"] in keys,
                 "failed_builds": [
                     failure for failure in failures if failure["host"] == host["name"]
@@ -83,17 +89,11 @@ def overview(
     )
 
 
-def _row(host: JsonObject, zone: str, at: int, limit: int, pause: int) -> JsonObject:
+def _row(host: JsonObject, zone: str, at: int, limit: int, pause: int, silent: str) -> JsonObject:
     failures, wait = int(host["failures"]), None
     if 0 < limit <= failures:
         wait = max(0, -(-((host["failed_at"] or 0) + pause * SECOND - at) // SECOND))
-    state = (
-        HostState.FORCED_DOWN
-        if host["forced_down"]
-        else HostState.UP
-        if host["up"]
-        else HostState.DOWN
-    )
+    state = state_of(host["up"], host["forced_down"], silent)
     classes = {}
     for name, stock in sorted(host["inventory"].items()):
         total = int((stock["total"] - stock["reserved"]) * stock["ratio"])
@@ -102,6 +102,7 @@ def _row(host: JsonObject, zone: str, at: int, limit: int, pause: int) -> JsonOb
         "name": host["name"],
         "zone": zone,
         "state": state,
+        "silent": silent,
         "last_heard": iso(host["seen_at"]),
         "enabled": not host["disabled"],
         "disabled_reason": host["disabled_reason"],
@@ -198,17 +199,27 @@ def _causes(failed: list[JsonObject]) -> str:
 
 
 def state(row: JsonObject) -> str:
-    """Return "up", "up, silent", "down" or "forced down", and then ", disabled" if not enabled.
+    """Return the text of the host's ``HostState``, and then ", disabled" if it is not enabled.
 
     Args:
         row: A row of ``overview``.
     """
-    is_silent = row["state"] == HostState.UP and row["silent"]
-    return (
-        str(row["state"])
-        + (", silent" if is_silent else "")
-        + ("" if row["enabled"] else ", disabled")
-    )
+    return str(row["state"]) + ("" if row["enabled"] else ", disabled")
+
+
+def state_of(is_up: bool | None, is_forced_down: bool, silent: str) -> HostState:
+    """Return the state of a service.
+
+    Args:
+        is_up: True if the conductors count the service as up.
+        is_forced_down: True if an admin or a fencing declared the host dead.
+        silent: The text of ``silence_of``.
+    """
+    if is_forced_down:
+        return HostState.FORCED_DOWN
+    if not is_up:
+        return HostState.DOWN
+    return HostState.UNKNOWN if silent else HostState.UP
 
 
 def silence_of(
