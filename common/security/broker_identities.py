@@ -14,6 +14,8 @@ https://www.rabbitmq.com/docs/access-control
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -45,6 +47,8 @@ HOST_LIMITS = {"max-connections": 8, "max-channels": 64}
 #: RabbitMQ's name for the default exchange, which leads into each queue.
 _DEFAULT = r"amq\.default"
 _NUMBER = "[0-9a-f]{32}"
+#: The end of the further names of a queue (``broker_names.names_of``).
+_FURTHER = rf"(/[1-{broker_names.NAMES - 1}])?"
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +115,7 @@ def of_join(host: str, password: str, prefix: str = PREFIX) -> Identity:
 
 def _of_machine(user: str, password: str, queue: str, sends: str, prefix: str) -> Identity:
     topic = Topic(exchange(prefix), sends)
-    write, read = f"^{exchange(prefix)}$", f"^{re.escape(queue)}$"
+    write, read = f"^{exchange(prefix)}$", f"^{re.escape(queue)}{_FURTHER}$"
     return Identity(user, password, NOTHING, write, read, (topic,), HOST_LIMITS)
 
 
@@ -160,7 +164,7 @@ def of_role(
             permissions = [served, called], [served, _DEFAULT], [served, called]
             routes = [Topic(calls, read=_any(binds))]
         case _:
-            doors = rf"{re.escape(prefix)}-({REPORTS}|{HEARTBEATS})"
+            doors = rf"{re.escape(prefix)}-({REPORTS}|{HEARTBEATS}){_FURTHER}"
             queues = [re.escape(name(prefix, "")) + ".+" for name in (host_queue, join_queue)]
             outbox = rf"({'|'.join(map(re.escape, topics))})\..+"
             own = [served, doors, answers]
@@ -178,6 +182,43 @@ def of_role(
     configure, write, read = map(_any, permissions)
     user = user_of_role(role, prefix)
     return Identity(user, password, configure, write, read, tuple(routes))
+
+
+def of_operator(user: str, password: str) -> Identity:
+    """Return a user of the broker with all rights."""
+    return Identity(user, password, ".*", ".*", ".*")
+
+
+def definitions(identities: Sequence[Identity], virtual_host: str = "/") -> JsonObject:
+    """Return the users and their rights in RabbitMQ's format of definitions.
+
+    Passwords are salted hashes. The salt is derived from user and password, so equal identities
+    have equal definitions. Format: https://www.rabbitmq.com/docs/definitions
+    """
+    return {
+        "vhosts": [{"name": virtual_host}],
+        "users": [
+            {
+                "name": identity.user,
+                "password_hash": _hash_password(identity),
+                "tags": [],
+                "hashing_algorithm": "rabbit_password_hashing_sha256",
+                "limits": dict(identity.limits),
+            }
+            for identity in identities
+        ],
+        "permissions": [identity.permissions(virtual_host) for identity in identities],
+        "topic_permissions": [
+            topic for identity in identities for topic in identity.topic_permissions(virtual_host)
+        ],
+    }
+
+
+def _hash_password(identity: Identity) -> str:
+    salt = hashlib.sha256(f"{identity.user} {identity.password}".encode()).digest()[:4]
+    return base64.b64encode(
+        salt + hashlib.sha256(salt + identity.password.encode()).digest()
+    ).decode()
 
 
 def _any(patterns: Iterable[str]) -> str:

@@ -8,6 +8,8 @@ PREFIX = "kilonova"
 REPORTS, HEARTBEATS, ANSWERS = "reports", "heartbeats", "answers"
 API, CONSOLE, SCHEDULER, CONDUCTOR = "api", "console", "scheduler", "conductor"
 ROLES = (API, CONSOLE, SCHEDULER, CONDUCTOR)
+#: How many names a queue of hosts or for their messages may have (``names_of``).
+NAMES = 4
 #: The exchange between processes of the control plane, and the prefix of their topics.
 CALLS = "kilonova"
 
@@ -41,6 +43,15 @@ def user_of(host: str, prefix: str = PREFIX) -> str:
 def host_queue(prefix: str, host: str) -> str:
     """Return the name of the queue from which a host reads messages."""
     return f"{prefix}-host.{host}"
+
+
+def names_of(queue: str) -> tuple[str, ...]:
+    """Return the names that this queue may have: ``queue``, ``queue``/1, ``queue``/2 and so on.
+
+    Why: while a node of a RabbitMQ cluster is down, RabbitMQ refuses to declare its queues at
+    another node under the same name. A host's name contains no slash.
+    """
+    return (queue, *(f"{queue}/{number}" for number in range(1, NAMES)))
 
 
 def user_of_join(host: str, prefix: str = PREFIX) -> str:

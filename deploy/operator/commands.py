@@ -105,6 +105,11 @@ COMMANDS: dict[tuple[str, ...], tuple[str, str, str]] = {
         "remove",
         "delete the broker's user of a role",
     ),
+    ("broker", "restore"): (
+        "deploy.operator.hosts.broker_restore",
+        "restore",
+        "create all users at a broker that has lost them, or has old rights",
+    ),
     ("action", "list"): (
         "deploy.operator.actions",
         "listed",
@@ -199,7 +204,7 @@ NOUNS = {
     "cleanup": "pending cleanups: list, retry, cancel",
     "consoles": "open console sessions: list, end",
     "host": "one host: add, verify, rotate, remove, drain, restore, evacuate, removals, adopt, discard (all: hosts)",
-    "broker": "users of the control plane roles at the broker: add, remove",
+    "broker": "users at the broker: add or remove that of a role, restore all",
     "action": "actions in hand and stuck actions: list, show, retry, abort, fail",
     "policy": "policy rules: list, explain",
     "config": "the configuration file: sample, check, show",
@@ -483,6 +488,25 @@ ARGUMENTS: dict[tuple[str, ...], tuple[tuple[str, dict[str, Any]], ...]] = {
     ),
     ("broker", "add"): (_ROLE, _ROLE_FILE),
     ("broker", "remove"): (_ROLE,),
+    ("broker", "restore"): (
+        (
+            "--role-file",
+            {
+                "metavar": "FILE",
+                "action": "append",
+                "help": "the configuration of a role with a transport_url of its own; may be given "
+                "several times",
+            },
+        ),
+        (
+            "--file",
+            {
+                "metavar": "FILE",
+                "help": "the file of definitions to write without a management API; default: "
+                "broker-definitions.json",
+            },
+        ),
+    ),
     ("host", "removals"): (
         ("host", {"nargs": "?", "metavar": "HOST", "help": "only this host; default: all hosts"}),
         _JSON,

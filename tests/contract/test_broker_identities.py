@@ -42,8 +42,13 @@ from common.security.broker_names import (
 )
 from common.security.host_joins import JoinToken
 from common.security.host_keys import Purpose, derive
+from common.service import config
+from common.store.engine import Store
+from common.store.hosts import host_keys
+from common.store.upgrades import upgrade
 from deploy.one_machine.cloud.broker import MAX_MESSAGE_BYTES, SCRIPTS, USER, Broker, definitions
 from deploy.operator.hosts.broker_users import Management
+from deploy.operator.main import main
 from deploy.testing.servers import Servers, free_ports
 from tests.broker_attempts import attempts
 from tests.contract.test_host_link import SECRETS, World
@@ -394,6 +399,30 @@ def run(broker: Broker, *arguments: str) -> None:
     )
 
 
+def test_restored_user_of_host_connects_with_its_old_password(
+    broker: Broker, tmp_path: Path
+) -> None:
+    store = Store(f"sqlite:///{tmp_path}/k.db")
+    upgrade(store)
+    store.write(lambda tx: host_keys.ensure(tx, "h8"))
+    conf, path = tmp_path / "k.conf", tmp_path / "restored.json"
+    conf.write_text(
+        f"[DEFAULT]\ntransport_url = {broker.url}\n[database]\nurl = sqlite:///{tmp_path}/k.db\n"
+        f"[host_keys]\ncommand_secret = {'c' * 32}\n"
+    )
+    keys = host_keys.of_all(store, config.load(str(conf)))
+    password = keys.broker_password("h8", keys.newest("h8", Purpose.COMMAND).generation)
+    url = f"amqp://{broker_names.user_of('h8')}:{password}@127.0.0.1:{broker.port}//"
+    with pytest.raises(AMQPError), Connection(url) as connection:
+        connection.connect()
+    assert main(["--config", str(conf), "broker", "restore", "--file", str(path)]) == 0
+    with path.open() as definitions_file:
+        broker.control("import_definitions", stdin=definitions_file)
+    with Connection(url) as connection, pytest.raises(AccessRefused):
+        connection.channel().basic_get(host_queue(PREFIX, "h1"))
+    assert limits_of(broker, broker_names.user_of("h8")) == broker_identities.HOST_LIMITS
+
+
 def test_broker_management_creates_changes_and_removes_users(broker: Broker) -> None:
     port = free_ports(1)
     broker.control(
@@ -419,6 +448,9 @@ def test_broker_management_creates_changes_and_removes_users(broker: Broker) -> 
         return True
 
     await_true(lambda: users.make(identity, "/") == "", 20)
+    users.remove(identity.user)
+    assert not connects(identity.password)
+    users.load(broker_identities.definitions([identity]))
     assert connects(identity.password) and not connects("another")
     assert limits_of(broker, identity.user) == broker_identities.HOST_LIMITS
     newer = replace(identity, password=secrets.token_hex(8))

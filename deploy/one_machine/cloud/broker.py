@@ -9,7 +9,6 @@ line.
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import hmac
 import json
@@ -19,7 +18,7 @@ import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 from common.security import broker_identities as identities
 from common.security import broker_names
@@ -266,7 +265,9 @@ class Broker:
             ).strip()
         )
 
-    def control(self, *arguments: str, seconds: float = 60) -> str:
+    def control(
+        self, *arguments: str, seconds: float = 60, stdin: IO[str] | int = subprocess.DEVNULL
+    ) -> str:
         """Run rabbitmqctl against this node and return the output.
 
         Raises:
@@ -277,7 +278,7 @@ class Broker:
             [str(SCRIPTS / "rabbitmqctl"), *arguments],
             env=self.environment,
             timeout=seconds,
-            stdin=subprocess.DEVNULL,
+            stdin=stdin,
             capture_output=True,
             text=True,
             check=False,
@@ -298,45 +299,12 @@ def definitions(broker: Broker) -> str:
     Each host and each role has a user with narrow rights. The user kilonova has all rights, for
     operators.
     """
-    own = identities.Identity("kilonova", broker.password, ".*", ".*", ".*")
-    others = [
+    users = [
+        identities.of_operator("kilonova", broker.password),
         *(identities.of_host(host, broker._derive_password(host)) for host in broker.hosts),
         *(
             identities.of_role(role, broker._derive_password(f"role {role}"))
             for role in broker_names.ROLES
         ),
     ]
-    return (
-        json.dumps(
-            {
-                "vhosts": [{"name": "/"}],
-                "users": [
-                    {
-                        "name": identity.user,
-                        "password_hash": _hash_password(identity),
-                        "tags": [],
-                        "hashing_algorithm": "rabbit_password_hashing_sha256",
-                        "limits": dict(identity.limits),
-                    }
-                    for identity in (own, *others)
-                ],
-                "permissions": [identity.permissions() for identity in (own, *others)],
-                "topic_permissions": [
-                    topic for identity in others for topic in identity.topic_permissions()
-                ],
-            },
-            indent=1,
-        )
-        + "\n"
-    )
-
-
-def _hash_password(identity: identities.Identity) -> str:
-    """Return RabbitMQ's salted hash of a password.
-
-    The salt is derived from user and password, so ``definitions`` returns the same text again.
-    """
-    salt = hashlib.sha256(f"{identity.user} {identity.password}".encode()).digest()[:4]
-    return base64.b64encode(
-        salt + hashlib.sha256(salt + identity.password.encode()).digest()
-    ).decode()
+    return json.dumps(identities.definitions(users), indent=1) + "\n"

@@ -29,7 +29,7 @@ def add(options: argparse.Namespace) -> int:
         Unavailable: The management API does not answer, or refuses the change. The file is written.
     """
     conf = config.load(options.config)
-    identity = _identity(conf, options.role, secrets.token_hex(24))
+    identity = role_identity(conf, options.role, secrets.token_hex(24))
     path = Path(options.file or f"{options.role}-broker.conf")
     private_files.replace(
         path, f"[DEFAULT]\ntransport_url = {url_as(conf, identity.user, identity.password)}\n"
@@ -58,7 +58,7 @@ def remove(options: argparse.Namespace) -> int:
     return 0
 
 
-def _identity(conf: cfg.ConfigOpts, role: str, password: str) -> Identity:
+def role_identity(conf: cfg.ConfigOpts, role: str, password: str) -> Identity:
     """Return the role's identity at the broker, for the exchange and notification topics."""
     exchange, topics = (
         own_exchange(conf),

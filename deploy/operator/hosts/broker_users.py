@@ -19,9 +19,12 @@ import requests
 from oslo_config import cfg
 
 from common.domain import errors
+from common.domain.json_types import JsonObject
 from common.security.broker_identities import Identity
 
 SECONDS = 10.0
+#: Time limit for the definitions of thousands of users.
+LOAD_SECONDS = 300.0
 
 
 class Users(Protocol):
@@ -110,6 +113,14 @@ class Management:
             self._call("PUT", f"user-limits/{user}/{name}", {"value": most})
         return ""
 
+    def load(self, definitions: JsonObject) -> None:
+        """Create the objects of a file of definitions, or change existing ones. Delete none.
+
+        Raises:
+            Unavailable: The management API does not answer, or refuses the definitions.
+        """
+        self._call("POST", "definitions", definitions, seconds=LOAD_SECONDS)
+
     def disconnect(self, user: str) -> str:
         self._call("DELETE", f"connections/username/{quote(user, safe='')}", missing=True)
         return ""
@@ -119,7 +130,12 @@ class Management:
         return ""
 
     def _call(
-        self, method: str, path: str, body: dict[str, Any] | None = None, missing: bool = False
+        self,
+        method: str,
+        path: str,
+        body: dict[str, Any] | None = None,
+        missing: bool = False,
+        seconds: float = SECONDS,
     ) -> None:
         """Send a request to the management API, and ignore the body of the answer.
 
@@ -128,13 +144,14 @@ class Management:
             path: The path below ``/api/``.
             body: The JSON body, or None.
             missing: Accept a 404, because the object may be gone already.
+            seconds: Time limit for the answer.
 
         Raises:
             Unavailable: The management API does not answer, or refuses the request.
         """
         try:
             answer = self._session.request(
-                method, f"{self._url}/api/{path}", json=body, timeout=SECONDS
+                method, f"{self._url}/api/{path}", json=body, timeout=seconds
             )
         except requests.RequestException as problem:
             raise errors.Unavailable(

@@ -1,19 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``kilonova broker add`` and ``remove``.
+"""``kilonova broker add``, ``remove`` and ``restore``.
 
-The tests cover the file of a role, the commands that they print for the broker, and the patterns of
-a role's permissions.
+The tests cover the files that they write, the commands that they print for the broker, and the
+patterns of permissions.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
 import pytest
 
-from common.security.broker_identities import of_role
+from common.security.broker_identities import of_host, of_role
 from common.security.broker_names import API, CONDUCTOR, CONSOLE, ROLES, SCHEDULER
+from common.store.engine import Store
+from common.store.hosts import host_keys
+from common.store.upgrades import upgrade
 from deploy.operator.main import main
 
 
@@ -54,6 +58,52 @@ def test_broker_add_refuses_unknown_role(tmp_path: Path) -> None:
         run_broker(tmp_path, "add", "metadata")
 
 
+def test_broker_restore_writes_users_of_hosts_and_processes(tmp_path: Path, capsys) -> None:
+    store = Store(f"sqlite:///{tmp_path}/k.db")
+    upgrade(store)
+    for host in ("h1", "h2"):
+        store.write(lambda tx, host=host: host_keys.ensure(tx, host))
+    store.close()
+    conf, api, path = tmp_path / "k.conf", tmp_path / "api.conf", tmp_path / "users.json"
+    conf.write_text(
+        "[DEFAULT]\ntransport_url = rabbit://kilonova:S3CRET@127.0.0.1:5671/cloud\n"
+        f"[database]\nurl = sqlite:///{tmp_path}/k.db\n[host_keys]\ncommand_secret = {'c' * 32}\n"
+    )
+    api.write_text("[DEFAULT]\ntransport_url = rabbit://kilonova-api:0THER@127.0.0.1:5671/cloud\n")
+    words = ["broker", "restore", "--role-file", str(api), "--file", str(path)]
+    assert main(["--config", str(conf), *words]) == 0
+    output = capsys.readouterr()
+    assert f"rabbitmqctl import_definitions < {path}" in output.out
+    assert path.stat().st_mode & 0o777 == 0o600
+    restored = json.loads(path.read_text())
+    users = ["kilonova", "kilonova-api", "kilonova-host-h1", "kilonova-host-h2"]
+    assert [user["name"] for user in restored["users"]] == users
+    rights = {right["user"]: right for right in restored["permissions"]}
+    assert {right["vhost"] for right in rights.values()} == {"cloud"}
+    assert rights["kilonova"]["configure"] == ".*"
+    assert rights["kilonova-api"]["read"] == of_role(API, "x").read
+    for secret in ("S3CRET", "0THER"):
+        assert secret not in path.read_text() + output.out + output.err
+    api.write_text("[DEFAULT]\ntransport_url = rabbit://someone:x@127.0.0.1:5671/cloud\n")
+    assert main(["--config", str(conf), *words]) == 1
+    assert "someone in transport_url is not the user of a role" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "may"),
+    [
+        ("kilonova-host.h1", True),
+        ("kilonova-host.h1/1", True),
+        ("kilonova-host.h1/3", True),
+        ("kilonova-host.h1/4", False),
+        ("kilonova-host.h1/1/1", False),
+        ("kilonova-host.h11", False),
+    ],
+)
+def test_host_reads_only_names_of_its_own_queue(name: str, may: bool) -> None:
+    assert bool(re.search(of_host("h1", "x").read, name)) == may
+
+
 @pytest.mark.parametrize(
     ("role", "kind", "name", "may"),
     [
@@ -61,6 +111,9 @@ def test_broker_add_refuses_unknown_role(tmp_path: Path) -> None:
         (CONDUCTOR, "write", "mine.info", True),
         (CONDUCTOR, "write", "nova", False),
         (CONDUCTOR, "read", "kilonova-host.h1", False),
+        (CONDUCTOR, "configure", "kilonova-host.h1/2", True),
+        (CONDUCTOR, "read", "kilonova-reports/2", True),
+        (CONDUCTOR, "read", "kilonova-reports/x", False),
         (SCHEDULER, "write", "kilonova", False),
         (API, "read", "kilonova", False),
         (CONSOLE, "configure", "kilonova", False),
