@@ -47,6 +47,10 @@ def attempts(mine: str, other: str) -> dict[str, Attempt]:
 
     return {
         "read another host's queue": consume(others_queue),
+        "read another host's queue under a further name": consume(f"{others_queue}/1"),
+        "declare its own queue under a further name": lambda channel: channel.queue_declare(
+            f"{own_queue}/1", durable=True
+        ),
         "read the hosts' reports": consume(f"{PREFIX}-reports"),
         "get a message from another host's queue": lambda channel: channel.basic_get(others_queue),
         "declare another host's queue": lambda channel: channel.queue_declare(

@@ -16,7 +16,7 @@ from common.security.broker_names import names_of
 from deploy.one_machine.cloud.broker import Broker
 from deploy.progress import Failure
 from deploy.testing.servers import Servers, free_ports
-from tests.waiting import await_true
+from tests.waiting import await_true, is_true_within
 
 #: Seconds after which nodes take a silent node for dead. RabbitMQ's default is 60.
 NET_TICK_SECONDS = 10
@@ -133,17 +133,35 @@ class Cluster(Servers):
                     return node
         return None
 
-    def await_whole(self, asked: Node) -> None:
-        """Wait until all nodes run in the cluster. ``asked`` is a running node."""
+    def mend(self) -> None:
+        """Wait until all nodes run in the cluster. Restart the nodes that do not join it again.
 
-        def is_whole() -> bool:
-            try:
-                text = asked.control("cluster_status", "--formatter", "json")
-            except Failure:  # The node has paused, and starts again.
-                return False
-            return len(json.loads(text)["running_nodes"]) == len(self.nodes)
+        Why: a node that hung for long may stay separate until a restart.
+        """
+        if is_true_within(lambda: len(self._largest_side()) == len(self.nodes), 15, pause=1.0):
+            return
+        side = self._largest_side()
+        for node in self.nodes:
+            if node not in side:
+                self.kill(node.name)
+                self.begin(node)
+        await_true(
+            lambda: len(self._largest_side()) == len(self.nodes), 60, "all nodes join", pause=1.0
+        )
 
-        await_true(is_whole, 60, "all nodes run in the cluster", pause=1.0)
+    def _largest_side(self) -> list[Node]:
+        """Return the nodes of the largest part of the cluster."""
+        sides = [self._side_of(node) for node in self.nodes]
+        return max(sides, key=len)
+
+    def _side_of(self, node: Node) -> list[Node]:
+        """Return the nodes that this node sees in the cluster, none if it does not answer."""
+        try:
+            text = node.control("cluster_status", "--formatter", "json")
+        except Failure:  # The node has paused, and starts again.
+            return []
+        running = json.loads(text)["running_nodes"]
+        return [other for other in self.nodes if f"kilonova{other.number}@localhost" in running]
 
     def __exit__(
         self,

@@ -31,6 +31,9 @@ from common.service import metrics
 RABBIT = "oslo_messaging_rabbit"
 #: Time limit for a connection to one node.
 CONNECT_SECONDS = 2.0
+#: Maximum seconds between heartbeats of kombu's connections. oslo.messaging needs a longer time: it
+#: finds a queue that does not answer after a minute, if its connection lives so long.
+HEARTBEAT_SECONDS = 15
 #: Defaults for both stacks. An operator's file overrides them. The database remembers all work, so
 #: retries are quick. With the two heartbeat options oslo.messaging wakes up once a second
 #: (threshold / rate / 2), so a process stops promptly. For the same reason an answer to a caller
@@ -86,6 +89,10 @@ class BrokerTransport(AmqpTransport):
             raise
         finally:
             client.hostname = name  # kombu has replaced "localhost" by 127.0.0.1.
+        limit = client.transport_options.get("read_timeout")
+        if client.ssl and limit:
+            # With TLS, amqp would keep the time limit of the connection's start.
+            connection.sock.settimeout(limit)
         CONNECTIONS.add("opened")
         return connection
 
@@ -97,10 +104,10 @@ TRANSPORT_ALIASES["amqp"] = f"{__name__}:{BrokerTransport.__name__}"
 class Connect:
     """Creates connections to one broker, which may be a cluster of several nodes.
 
-    A connection opens when first used. It tries the nodes in random order, each once.
+    A connection opens when first used. It tries each node once.
 
     Args:
-        urls: One URL for each node.
+        urls: One URL for each node, in random order.
         files: The TLS options of amqp. Empty without TLS.
         heartbeat: Seconds between heartbeats.
         retry_seconds: The pause before a broken connection is opened again.
@@ -111,16 +118,20 @@ class Connect:
     heartbeat: float
     retry_seconds: float
 
-    def __call__(self, heartbeat: float | None = None, **options: object) -> Connection:
+    def __call__(
+        self, heartbeat: float | None = None, turn: int = 0, **options: object
+    ) -> Connection:
         """Return a connection that is not open yet.
 
         Args:
             heartbeat: Seconds between heartbeats. None means the default of this object, 0 disables
                 heartbeats.
+            turn: Connections with consecutive numbers begin with different nodes.
             options: Further transport options of kombu's amqp transport.
         """
+        first = turn % len(self.urls) if self.urls else 0
         return cast(Any, KombuConnection)(
-            random.sample(self.urls, len(self.urls)),
+            [*self.urls[first:], *self.urls[:first]],
             connect_timeout=CONNECT_SECONDS,
             heartbeat=self.heartbeat if heartbeat is None else heartbeat,
             ssl=self.files or None,
@@ -150,9 +161,9 @@ def opener(conf: cfg.ConfigOpts, url: str | None = None) -> Connect:
         node = oslo_messaging.TransportURL(conf, "amqp", address.virtual_host, [host])
         urls.append(str(node))
     return Connect(
-        urls,
+        random.sample(urls, len(urls)),
         _tls_files(options),
-        options.heartbeat_timeout_threshold,
+        min(options.heartbeat_timeout_threshold, HEARTBEAT_SECONDS),
         options.rabbit_retry_interval,
     )
 

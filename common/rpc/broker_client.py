@@ -13,28 +13,46 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from amqp.exceptions import MessageNacked
 from kombu import exceptions
 from kombu.transport.pyamqp import Transport as AmqpTransport
 
 from common.rpc.broker import BROKEN, LOST_MESSAGES, Channel, Connect, Connection
+from common.rpc.silent_names import SilentNames
 from common.service.log import get_logger
 
 log = get_logger(__name__)
 #: Time limit for sending a message to the broker.
 SEND_SECONDS = 2.0
+#: Time limit for the broker's reply to a listener, for example to the declaration of a queue.
+REPLY_SECONDS = 5.0
 #: Maximum seconds between two checks of a connection's heartbeats.
 IDLE = 1.0
 #: Processes a message: its body, and its routing key.
 Take = Callable[[bytes, str], None]
 
 
+@contextlib.contextmanager
+def close_at_once_after_timeout(connection: Connection) -> Iterator[None]:
+    """Close the connection if the context ends with a timeout, without an orderly end.
+
+    Why: a node that hangs would not answer to the end of the connection either.
+    """
+    try:
+        yield
+    except TimeoutError:
+        connection.collect(socket_timeout=1)
+        raise
+
+
 class Listener:
     """A thread that reads queues, and passes each message to a function, one after the other.
 
-    After a failure of the connection the thread opens a new connection, until ``close``.
+    After a failure of the connection the thread opens a new connection, to another node of the
+    broker if there are several, until ``close``.
 
     Why not kombu's ConsumerMixin: ConsumerMixin sends no heartbeat while messages arrive, so
     RabbitMQ would close a busy connection. A stop or a reconnect would also be noticed late.
@@ -44,12 +62,22 @@ class Listener:
         name: Name of the thread, which log lines contain.
         declare: Called with the channel of each new connection. Returns the names of the queues to
             read, and for each queue the function that gets its messages.
+        look: Called about once a second with the connection. Returns False to have the connection
+            replaced. None: the connection is replaced only after a failure.
+        refused: Called when the broker refuses to let this process read a queue.
     """
 
     def __init__(
-        self, connect: Connect, name: str, declare: Callable[[Channel], dict[str, Take]]
+        self,
+        connect: Connect,
+        name: str,
+        declare: Callable[[Channel], dict[str, Take]],
+        look: Callable[[Connection], bool] | None = None,
+        refused: Callable[[], None] = lambda: None,
     ) -> None:
         self._connect, self._name, self._declare = connect, name, declare
+        self._look, self._refused = look, refused
+        self._turn = 0
         self._stop, self.is_ready = threading.Event(), threading.Event()
         self._reconnects = threading.Event()
         #: A byte in this pair ends the wait for the next message.
@@ -76,7 +104,11 @@ class Listener:
         with self._waker, self._woken:
             while not self._stop.is_set():
                 try:
-                    with self._connect() as connection:
+                    self._turn += 1
+                    with (
+                        self._connect(turn=self._turn, read_timeout=REPLY_SECONDS) as connection,
+                        close_at_once_after_timeout(connection),
+                    ):
                         self._serve(connection)
                 except BROKEN as problem:
                     log.warning(
@@ -84,16 +116,27 @@ class Listener:
                         listener=self._name,
                         problem=problem,
                     )
-                    self.is_ready.clear()
-                    self._stop.wait(self._connect.retry_seconds)
+                except Exception:
+                    log.exception("a connection to the broker is opened again", listener=self._name)
+                else:
+                    continue
+                self.is_ready.clear()
+                self._stop.wait(self._connect.retry_seconds)
 
     def _serve(self, connection: Connection) -> None:
         self._reconnects.clear()
         channel = connection.default_channel
-        for queue, take in self._declare(channel).items():
-            channel.basic_consume(
-                queue, no_ack=True, callback=lambda message, take=take: self._take(take, message)
-            )
+        takes = self._declare(channel)
+        try:
+            for queue, take in takes.items():
+                channel.basic_consume(
+                    queue,
+                    no_ack=True,
+                    callback=lambda message, take=take: self._take(take, message),
+                )
+        except AmqpTransport.channel_errors:
+            self._refused()
+            raise
         self.is_ready.set()
         checked_at = time.monotonic()
         while not (self._stop.is_set() or self._reconnects.is_set()):
@@ -102,6 +145,8 @@ class Listener:
                     connection.drain_events(timeout=IDLE)
             if time.monotonic() - checked_at >= IDLE:
                 connection.heartbeat_check()
+                if self._look is not None and not self._look(connection):
+                    self._reconnects.set()
                 checked_at = time.monotonic()
         if self._reconnects.is_set():  # An orderly close would last as long as a flood.
             connection.collect(socket_timeout=1)
@@ -157,14 +202,25 @@ class Sender:
         )
         self._producer = self._connection.Producer(on_return=self._note_return)
         self._lock, self._is_returned = threading.Lock(), False
+        self._silent, self._moves = SilentNames(len(connect.urls) > 1), threading.Event()
         self._rests_until = 0.0
 
-    def send(self, exchange: str, key: str, body: bytes, seconds: float) -> bool:
+    def send(
+        self,
+        exchange: str,
+        keys: Sequence[str],
+        body: bytes,
+        seconds: float,
+        to_each: bool = False,
+    ) -> bool:
         """Send a message.
 
         Args:
             exchange: Name of the exchange. "" is the default exchange, whose keys are queue names.
-            key: The routing key.
+            keys: The routing key. With confirms, further keys may follow, and the message gets the
+                first key that leads to a queue. A key about which the broker did not answer is left
+                out for a while.
+            to_each: Send the message with each key that leads to a queue.
             body: The message.
             seconds: Seconds after which the broker drops the message if it is still unread.
 
@@ -175,26 +231,52 @@ class Sender:
 
         def publish() -> bool:
             # Producer.publish would take half as much CPU time again.
-            self._is_returned, channel = False, self._producer.channel
+            channel = self._producer.channel
             message = channel.prepare_message(
                 body,
                 content_type="application/octet-stream",
                 content_encoding="binary",
                 properties={"delivery_mode": 1, "expiration": str(int(seconds * 1000))},
             )
-            channel.basic_publish(
-                message,
-                exchange=exchange,
-                routing_key=key,
-                mandatory=self._confirms,
-                confirm_timeout=SEND_SECONDS,
-            )
-            return not self._is_returned
+            is_sent = False
+            for key in self._silent.usable(keys) if self._confirms else keys:
+                self._is_returned = False
+                with (
+                    contextlib.suppress(MessageNacked),  # The node of the queue has just ended.
+                    self._silent.request(key, SEND_SECONDS),
+                ):
+                    channel.basic_publish(
+                        message,
+                        exchange=exchange,
+                        routing_key=key,
+                        mandatory=self._confirms,
+                        confirm_timeout=SEND_SECONDS,
+                    )
+                    is_sent = is_sent or not self._is_returned
+                    if is_sent and not to_each:
+                        break
+            return is_sent
 
-        is_sent = self._run(f"a message to {key}", publish)
+        is_sent = self._run(f"a message to {keys[0]}", publish)
         if not is_sent:
             LOST_MESSAGES.add("hosts")
         return is_sent
+
+    def check(self) -> None:
+        """Ask the node for a reply. If there is none in time, connect to another node.
+
+        Why: without confirms, the sender does not notice that its node hangs.
+        """
+
+        def ask() -> bool:
+            self._producer.channel.basic_qos(0, 0, a_global=False)
+            return True
+
+        self._run("a question to the node", ask)
+
+    def move(self) -> None:
+        """Let the next message go to another node of the broker. Do not wait for it."""
+        self._moves.set()
 
     def run(self, what: str, work: Callable[[Connection], None]) -> bool:
         """Call ``work`` with the connection, and once more with a new one if the first is broken.
@@ -237,6 +319,9 @@ class Sender:
         with self._lock:
             if time.monotonic() < self._rests_until:
                 return False
+            if self._moves.is_set():
+                self._moves.clear()
+                self._leave_node()
             try:
                 ensured = self._connection.ensure(
                     self._producer, attempt, max_retries=1, interval_start=0
@@ -244,11 +329,14 @@ class Sender:
                 return bool(ensured())
             except BROKEN as problem:
                 log.info("a message to the broker was lost", target=what, problem=problem)
-                self._connection.collect(socket_timeout=1)
-                self._connection.maybe_switch_next()
-                self._producer.revive(self._connection)
+                self._leave_node()
                 self._rests_until = time.monotonic() + self._retry_seconds
                 return False
+
+    def _leave_node(self) -> None:
+        self._connection.collect(socket_timeout=1)
+        self._connection.maybe_switch_next()
+        self._producer.revive(self._connection)
 
     def _note_return(self, *message: object) -> None:
         self._is_returned = True

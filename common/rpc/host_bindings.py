@@ -14,10 +14,11 @@ minute.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from common.domain import errors
 from common.rpc.broker import BROKEN, Channel, Connect
+from common.rpc.broker_client import REPLY_SECONDS
 from common.security.broker_names import exchange
 from common.service.log import get_logger
 
@@ -37,8 +38,8 @@ class HostBindings:
     Args:
         connect: Opens a connection to the broker.
         prefix: Prefix of every name at the broker.
-        doors: The conductors' queues: REPORTS and HEARTBEATS. Each is the first part of the routing
-            keys, and the last part of the queue's name.
+        queues: Returns the names of the conductors' queues by door, REPORTS or HEARTBEATS, which is
+            the first part of the routing keys.
         hosts: Returns the names of all hosts with a key, or raises Unavailable.
         quarantined: Returns the names of the hosts in quarantine.
     """
@@ -47,11 +48,11 @@ class HostBindings:
         self,
         connect: Connect,
         prefix: str,
-        doors: Iterable[str],
+        queues: Callable[[], Mapping[str, str]],
         hosts: Callable[[], Iterable[str]],
         quarantined: Callable[[], Collection[str]],
     ) -> None:
-        self._connect, self._prefix, self._doors = connect, prefix, list(doors)
+        self._connect, self._prefix, self._queues = connect, prefix, queues
         self._hosts, self._quarantined = hosts, quarantined
         self._wakes, self._stops = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="host-bindings", daemon=True)
@@ -76,7 +77,7 @@ class HostBindings:
             quarantined = self._quarantined()
             seconds = REPEAT_SECONDS if quarantined else RESTORE_SECONDS
             try:
-                with self._connect() as connection:
+                with self._connect(read_timeout=REPLY_SECONDS) as connection:
                     self._apply(connection.default_channel, quarantined)
             except (*BROKEN, errors.Unavailable) as problem:
                 log.warning(
@@ -87,24 +88,18 @@ class HostBindings:
                 )
 
     def _apply(self, channel: Channel, quarantined: Collection[str]) -> None:
+        queues = self._queues()
         if not quarantined:
-            self._bind(channel, [ALL])
+            self._bind(channel, queues, [ALL])
             channel.close()  # Wait until the broker has bound the queues.
             return
         # In this order, so that no message of another host is lost in between.
-        self._bind(channel, [host for host in self._hosts() if host not in quarantined])
-        for door in self._doors:
+        self._bind(channel, queues, [host for host in self._hosts() if host not in quarantined])
+        for door, queue in queues.items():
             for host in (ALL, *quarantined):
-                channel.queue_unbind(
-                    f"{self._prefix}-{door}", exchange(self._prefix), f"{door}.{host}"
-                )
+                channel.queue_unbind(queue, exchange(self._prefix), f"{door}.{host}")
 
-    def _bind(self, channel: Channel, hosts: Iterable[str]) -> None:
-        for door in self._doors:
+    def _bind(self, channel: Channel, queues: Mapping[str, str], hosts: Sequence[str]) -> None:
+        for door, queue in queues.items():
             for host in hosts:
-                channel.queue_bind(
-                    f"{self._prefix}-{door}",
-                    exchange(self._prefix),
-                    f"{door}.{host}",
-                    nowait=True,
-                )
+                channel.queue_bind(queue, exchange(self._prefix), f"{door}.{host}", nowait=True)

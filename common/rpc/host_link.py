@@ -9,12 +9,17 @@ With each new connection, a host requests its queue, and a conductor declares th
 own user has no permission for that. Why: RabbitMQ lets the declaring user choose the type of the
 queue, and dead-letter messages into the conductors' queue in another host's name.
 
+Each queue is at one node of the broker. If this node is down, cut off or hangs, the readers of the
+queue notice this and read the queue under another name (``common.rpc.host_queues``). A host's
+requests contain the number of the name that the host reads.
+
 Replays: a host remembers the ids of its messages. A host's message contains a cookie that proves
 its age (``conductor.hosts.sync_cookies``), and processing a message twice changes no state.
 """
 
 from __future__ import annotations
 
+import random
 import threading
 import time
 import uuid
@@ -31,17 +36,21 @@ from common.domain.json_types import JsonObject, JsonValue
 from common.rpc import host_bounds, host_queues
 from common.rpc.broker import Channel, Connect, Connection
 from common.rpc.broker_client import Listener, Sender, Take
+from common.rpc.door_watch import DoorWatch
 from common.rpc.host_bindings import HostBindings
 from common.rpc.host_messages import REMEMBERED, Header, Refusals, claimed_host, pack, unpack
 from common.rpc.problems import result, run_method
+from common.rpc.silent_names import SilentNames
 from common.security.broker_names import (
     ANSWERS,
     CONDUCTOR,
     HEARTBEATS,
+    NAMES,
     PREFIX,
     REPORTS,
     exchange,
     host_queue,
+    names_of,
 )
 from common.security.host_keys import AllKeys, Keys, NotGenuine, Purpose
 from common.service.log import get_logger
@@ -54,6 +63,13 @@ DECLARE_QUEUE = "declare_queue"
 FROM_HOSTS = "from-hosts"
 #: Pauses in seconds before a host looks for its queue again.
 QUEUE_PAUSES = (0.05, 0.1, 0.2, 0.4, 0.8)
+#: A host without answers for so long checks whether its queue exists.
+DOUBT_SECONDS = 8.0
+#: A host without answers for so long connects to another node of the broker, and again after a
+#: time that doubles up to ``MAX_SILENCE_SECONDS``. Times vary, so that hosts do not move at once.
+SILENCE_SECONDS, MAX_SILENCE_SECONDS, VARIATION = 20.0, 300.0, 1.5
+#: Seconds between two looks of a host for a better name of its queue.
+BETTER_NAME_SECONDS = 30.0
 #: Requests of hosts that a conductor processes at the same time.
 AT_ONCE = 64
 #: Time after which the broker drops an unread answer or command.
@@ -64,6 +80,19 @@ STALE_SECONDS = 5.0
 #: The queues and the key purposes with which hosts may request their queues.
 QUEUE_REQUESTS = {(REPORTS, Purpose.COMMAND), (REPORTS, Purpose.JOIN)}
 Method = Callable[..., object]
+#: ``Header.answer_to`` of a host's request, by the number of the name of the host's queue.
+_NUMBERS = ["", *(str(number) for number in range(1, NAMES))]
+
+
+def _number_of(header: Header) -> int:
+    """Return the number of the name under which the host of a request reads its queue.
+
+    Raises:
+        NotGenuine: The header contains no such number.
+    """
+    if header.answer_to not in _NUMBERS:
+        raise NotGenuine("the message names no queue for the answer")
+    return _NUMBERS.index(header.answer_to)
 
 
 class _PendingRequests:
@@ -99,12 +128,49 @@ class _PendingRequests:
             future.set_result(content)
 
 
+class _Silence:
+    """Decides when a host that gets no answers connects to another node of the broker."""
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+        self._limit = SILENCE_SECONDS * _vary()
+
+    def end(self) -> None:
+        """Note that an answer came."""
+        if self._since is not None:
+            self._since, self._limit = None, SILENCE_SECONDS * _vary()
+
+    def begin(self, seconds: float) -> None:
+        """Note that no answer came within these seconds."""
+        if self._since is None:
+            self._since = time.monotonic() - seconds
+
+    @property
+    def seconds(self) -> float:
+        """Return the duration of the silence, 0.0 without silence."""
+        since = self._since
+        return 0.0 if since is None else time.monotonic() - since
+
+    def is_too_long(self) -> bool:
+        """Return True if it is time to move, and measure the next silence from now on."""
+        if self.seconds < self._limit:
+            return False
+        self._since = time.monotonic()
+        self._limit = min(self._limit * 2, MAX_SILENCE_SECONDS) * _vary()
+        return True
+
+
+def _vary() -> float:
+    return random.uniform(1.0, VARIATION)  # noqa: S311 - needs no cryptography
+
+
 class _Side(ABC):
     """The common part of both ends: the listening thread and pending requests."""
 
     def __init__(self, connect: Connect, keys: Keys, prefix: str, thread: str) -> None:
         self._connect, self._keys, self._prefix, self._thread = connect, keys, prefix, thread
         self._requests, self.refusals = _PendingRequests(), Refusals()
+        self._silent_names = SilentNames(len(connect.urls) > 1)
         self._lock = threading.Lock()
         self._listener: Listener | None = None
 
@@ -119,8 +185,18 @@ class _Side(ABC):
     def _start_listener(self) -> Listener:
         with self._lock:
             if self._listener is None:
-                self._listener = Listener(self._connect, self._thread, self._declare)
+                self._listener = Listener(
+                    self._connect,
+                    self._thread,
+                    self._declare,
+                    self._look,
+                    self._silent_names.refuse,
+                )
             return self._listener
+
+    def _look(self, connection: Connection) -> bool:
+        """Return False if the listener's connection must be replaced. Called once a second."""
+        return True
 
     def wait_until_ready(self, timeout: float) -> bool:
         """Start listening if necessary, and return True once the queues are declared and read.
@@ -131,13 +207,17 @@ class _Side(ABC):
         return self._start_listener().is_ready.wait(timeout)
 
     def _call(
-        self, who: str, message: tuple[Header, bytes], timeout: float, send: Callable[[bytes], bool]
+        self,
+        request: str,
+        make: Callable[[], tuple[Header, bytes]],
+        timeout: float,
+        send: Callable[[bytes], bool],
     ) -> JsonValue:
         """Send a request once answers can be received, and return the answer.
 
         Args:
-            who: The name of the other end, for the error.
-            message: Header and bytes of the request.
+            request: The other end and the method, for the error.
+            make: Returns header and bytes of the request.
             timeout: Seconds to wait for the answer.
             send: Sends the bytes. Returns False if they could not be sent.
 
@@ -145,16 +225,18 @@ class _Side(ABC):
             NoAnswer: No answer came in time, or the request could not be sent.
             Problem: The answer is this error.
         """
-        until, (header, body) = time.monotonic() + timeout, message
-        future = self._requests.put(header)
-        try:
-            if self.wait_until_ready(timeout) and send(body):
-                return result(future.result(max(0.0, until - time.monotonic())))
-        except TimeoutError:
-            pass
-        finally:
-            self._requests.drop(header)
-        raise errors.NoAnswer(f"{who} did not answer {header.method} within {timeout:g} s.")
+        until = time.monotonic() + timeout
+        if self.wait_until_ready(timeout):
+            header, body = make()
+            future = self._requests.put(header)
+            try:
+                if send(body):
+                    return result(future.result(max(0.0, until - time.monotonic())))
+            except TimeoutError:
+                pass
+            finally:
+                self._requests.drop(header)
+        raise errors.NoAnswer(f"{request} within {timeout:g} s.")
 
     def close(self) -> None:
         if self._listener is not None:
@@ -190,6 +272,10 @@ class HostSide(_Side):
             Purpose.QUERY: ThreadPoolExecutor(16, thread_name_prefix="queries"),
         }
         self._sender = Sender(connect)
+        self._names = names_of(host_queues.name_of(prefix, host, purpose))
+        #: The name of the queue that the listener reads.
+        self._queue = self._names[0]
+        self._silence, self._looked_at = _Silence(), 0.0
 
     def serve(self, methods: Mapping[str, tuple[Purpose, Method]]) -> None:
         """Serve methods by name, and start listening.
@@ -213,15 +299,33 @@ class HostSide(_Side):
             NoAnswer: No conductor answered in time, or the request could not be sent.
             Problem: The answer is this error.
         """
-        message = pack(self._keys.newest(self._host, self._purpose), method, content)
-        return self._call(
-            "The conductors",
-            message,
-            timeout,
-            lambda body: self._sender.send(
-                exchange(self._prefix), f"{door}.{self._host}", body, timeout
-            ),
-        )
+
+        def make() -> tuple[Header, bytes]:
+            key = self._keys.newest(self._host, self._purpose)
+            number = _NUMBERS[self._names.index(self._queue)]
+            return pack(key, method, content, answer_to=number)
+
+        try:
+            answer = self._call(
+                f"The conductors did not answer {method}",
+                make,
+                timeout,
+                lambda body: self._sender.send(
+                    exchange(self._prefix), [f"{door}.{self._host}"], body, timeout
+                ),
+            )
+        except errors.NoAnswer:
+            self._silence.begin(timeout)
+            if len(self._connect.urls) > 1 and self._silence.is_too_long():
+                log.warning("no conductor answers, so the agent uses another node of the broker")
+                self._sender.move()
+                self._start_listener().reconnect()
+            raise
+        except errors.Problem:
+            self._silence.end()
+            raise
+        self._silence.end()
+        return answer
 
     def _declare(self, channel: Channel) -> dict[str, Take]:
         """Request this host's queue from the conductors, and wait until the queue exists.
@@ -232,22 +336,54 @@ class HostSide(_Side):
         Raises:
             amqp.NotFound: The queue is missing after ``QUEUE_PAUSES``. ``Listener`` connects and
                 tries again.
+            TimeoutError: The broker does not answer. The next call uses another name of the queue.
         """
-        queue, connection = (
-            host_queues.name_of(self._prefix, self._host, self._purpose),
-            channel.connection,
-        )
-        body = pack(self._keys.newest(self._host, self._purpose), DECLARE_QUEUE, {})[1]
+        connection, names = channel.connection, self._silent_names.usable(self._names)
+        first = names[0]
+        self._exists(connection, first)  # Fails if the node of the queue hangs.
+        key = self._keys.newest(self._host, self._purpose)
+        number = _NUMBERS[self._names.index(first)]
         self._sender.send(
-            exchange(self._prefix), f"{REPORTS}.{self._host}", body, SECONDS_FOR_ANSWERS
+            exchange(self._prefix),
+            [f"{REPORTS}.{self._host}"],
+            pack(key, DECLARE_QUEUE, {}, answer_to=number)[1],
+            SECONDS_FOR_ANSWERS,
         )
         for pause in QUEUE_PAUSES:
-            if host_queues.exists(connection, queue):
-                return {queue: self._take}
+            if self._exists(connection, first):
+                return self._read(first)
             time.sleep(pause)
-        with connection.channel() as last:
-            last.queue_declare(queue, passive=True)
+        for name in names:
+            if self._exists(connection, name):
+                return self._read(name)
+        self._silent_names.forget()
+        connection.channel().queue_declare(first, passive=True)
+        return self._read(first)
+
+    def _exists(self, connection: Connection, queue: str) -> bool:
+        return host_queues.exists(connection, queue, self._silent_names)
+
+    def _read(self, queue: str) -> dict[str, Take]:
+        self._queue, self._looked_at = queue, time.monotonic()
         return {queue: self._take}
+
+    def _look(self, connection: Connection) -> bool:
+        """Return False if the queue is gone, or exists under a better name.
+
+        The broker is asked only during a silence, or while the queue has not its first name.
+        """
+        seconds, number = time.monotonic() - self._looked_at, self._names.index(self._queue)
+        if self._silence.seconds > DOUBT_SECONDS and seconds > DOUBT_SECONDS:
+            self._looked_at = time.monotonic()
+            return self._exists(connection, self._queue)
+        if number == 0 or seconds < BETTER_NAME_SECONDS:
+            return True
+        self._looked_at = time.monotonic()
+        better = {*self._names[:number]} & {*self._silent_names.usable(self._names)}
+        try:
+            return not any(self._exists(connection, name) for name in better)
+        except TimeoutError:  # The better name is still at a node that hangs.
+            return True
 
     def _take(self, body: bytes, key: str) -> None:
         try:
@@ -286,7 +422,7 @@ class HostSide(_Side):
             key = self._keys.find(header.host, header.generation, Purpose(header.purpose))
             self._sender.send(
                 exchange(self._prefix),
-                f"{ANSWERS}.{header.answer_to}.{self._host}",
+                [f"{ANSWERS}.{header.answer_to}.{self._host}"],
                 pack(key, ANSWER, answer, header.id)[1],
                 SECONDS_FOR_ANSWERS,
             )
@@ -320,6 +456,12 @@ class ControlSide(_Side):
         self._doors: dict[str, dict[str, Method]] = {}
         self._allowances, self._quarantine = host_bounds.Allowances(), host_bounds.Quarantine()
         self._bindings: HostBindings | None = None
+        self._watch: DoorWatch | None = None
+        #: Names of the conductors' queues that the listener reads, by door.
+        self._door_queues: dict[str, str] = {}
+        #: The number of the queue's name that a host reads, if it is not 0. Known from the host's
+        #: requests.
+        self._numbers: dict[str, int] = {}
         self._joins: dict[str, Method] = {}
         self._pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="from-hosts")
         self._asking, self._answering = Sender(connect, confirms=True), Sender(connect)
@@ -342,10 +484,25 @@ class ControlSide(_Side):
         """
         self._doors = {REPORTS: dict(reports), HEARTBEATS: dict(heartbeats)}
         self._joins = dict(joins or {})
+        self._door_queues = {
+            door: host_queues.door_names(self._prefix, door)[0] for door in self._doors
+        }
         self._bindings = HostBindings(
-            self._connect, self._prefix, self._doors, self._hosts, self._quarantine.hosts
+            self._connect,
+            self._prefix,
+            lambda: dict(self._door_queues),
+            self._hosts,
+            self._quarantine.hosts,
         )
         self._start_listener()
+        self._watch = DoorWatch(
+            self._connect,
+            self._prefix,
+            lambda: dict(self._door_queues),
+            self._silent_names,
+            self._start_listener().reconnect,
+            self._answering.check,
+        )
 
     def cast(self, host: str, method: str, purpose: Purpose, content: JsonObject) -> bool:
         """Call a method of a host without waiting for an answer.
@@ -363,12 +520,8 @@ class ControlSide(_Side):
             Unavailable: The host has no key, this process has no secret for ``purpose``, or the
                 database does not answer.
         """
-        return self._asking.send(
-            "",
-            host_queue(self._prefix, host),
-            pack(self._keys.newest(host, purpose), method, content)[1],
-            SECONDS_FOR_COMMANDS,
-        )
+        body = pack(self._keys.newest(host, purpose), method, content)[1]
+        return self._send_to_host(host, body, SECONDS_FOR_COMMANDS)
 
     def call(
         self, host: str, method: str, purpose: Purpose, content: JsonObject, timeout: float
@@ -393,19 +546,39 @@ class ControlSide(_Side):
                 f"{method} was not sent to host {host}: the host sent too many messages and is in "
                 "quarantine."
             )
-        message = pack(self._keys.newest(host, purpose), method, content, answer_to=self._name)
+        key = self._keys.newest(host, purpose)
         return self._call(
-            host,
-            message,
+            f"{host} did not answer {method}",
+            lambda: pack(key, method, content, answer_to=self._name),
             timeout,
-            lambda body: self._asking.send("", host_queue(self._prefix, host), body, timeout),
+            lambda body: self._send_to_host(host, body, timeout),
         )
+
+    def _send_to_host(self, host: str, body: bytes, seconds: float) -> bool:
+        """Send a message to a host, which reads its queue under one of several names.
+
+        A conductor knows the name from the host's requests. Other processes send the message to
+        each queue of the host that exists, and the host drops a message with an id that it knows.
+
+        Args:
+            host: Name of the host.
+            body: The sealed message.
+            seconds: Time after which the broker drops the unread message.
+
+        Returns:
+            False if the broker is unreachable, or the host has no queue.
+        """
+        names, number = names_of(host_queue(self._prefix, host)), self._numbers.get(host, 0)
+        by_use = [*names[number:], *names[:number]]
+        return self._asking.send("", by_use, body, seconds, to_each=not self._doors)
 
     def _declare(self, channel: Channel) -> dict[str, Take]:
         own = host_queues.declare_answers(channel, self._prefix, self._role, self._name)
         takes: dict[str, Take] = {own: self._take_answer}
         for door in self._doors:
-            takes[host_queues.declare_door(channel, self._prefix, door)] = partial(self._take, door)
+            queue = host_queues.declare_door(channel, self._prefix, door, self._silent_names)
+            self._door_queues[door] = queue
+            takes[queue] = partial(self._take, door)
         return takes
 
     def _take_answer(self, body: bytes, key: str) -> None:
@@ -457,10 +630,12 @@ class ControlSide(_Side):
 
         def take(header: Header, content: JsonObject) -> None:
             host_bounds.require_bounded(content)
-            purpose = Purpose(header.purpose)
+            purpose, number = Purpose(header.purpose), _number_of(header)
             if header.method == DECLARE_QUEUE and (door, purpose) in QUEUE_REQUESTS:
                 self._pool.submit(self._declare_queue_of, header, time.monotonic())
                 return
+            if purpose == Purpose.COMMAND:
+                self._note_number(header.host, number)
             method = self._methods_at(door, purpose).get(header.method)
             if method is None:
                 raise NotGenuine(
@@ -473,6 +648,13 @@ class ControlSide(_Side):
                 self._pool.submit(self._answer, header, method, content, time.monotonic())
 
         self._process(body, take)
+
+    def _note_number(self, host: str, number: int) -> None:
+        """Note the number of the name under which a host reads its queue."""
+        if number:
+            self._numbers[host] = number
+        else:
+            self._numbers.pop(host, None)
 
     def _methods_at(self, door: str, purpose: Purpose) -> dict[str, Method]:
         """Return the methods that messages in this queue may call with a key of this purpose."""
@@ -493,9 +675,10 @@ class ControlSide(_Side):
     def _declare_queue_of(self, header: Header, came_at: float) -> None:
         """Declare the queue of the host that requested it with the message of this header.
 
-        A request that waited longer than ``STALE_SECONDS`` for a thread is dropped, because the
-        host has sent another. ``came_at`` is the monotonic time of the arrival. If conductors have
-        no permission to declare queues, that is logged.
+        The queue gets the first name from the requested one on that the broker accepts. A request
+        that waited longer than ``STALE_SECONDS`` for a thread is dropped, because the host has sent
+        another. ``came_at`` is the monotonic time of the arrival. If conductors have no permission
+        to declare queues, that is logged.
         """
         queue = host_queues.name_of(self._prefix, header.host, Purpose(header.purpose))
         if time.monotonic() - came_at > STALE_SECONDS:
@@ -503,7 +686,7 @@ class ControlSide(_Side):
 
         def declare(connection: Connection) -> None:
             try:
-                host_queues.declare(connection, queue)
+                host_queues.declare(connection, names_of(queue)[_number_of(header) :])
             except AmqpTransport.channel_errors as problem:
                 if getattr(problem, "reply_code", None) != host_queues.ACCESS_REFUSED:
                     raise
@@ -535,17 +718,22 @@ class ControlSide(_Side):
         except (NotGenuine, errors.Unavailable) as problem:
             self.refusals.count(header.host, problem)
             return
+        queue = host_queues.name_of(self._prefix, header.host, Purpose(header.purpose))
         self._answering.send(
             "",
-            host_queues.name_of(self._prefix, header.host, Purpose(header.purpose)),
+            [names_of(queue)[_number_of(header)]],
             pack(key, ANSWER, answer, header.id)[1],
             SECONDS_FOR_ANSWERS,
         )
 
     def close(self) -> None:
+        if self._watch is not None:
+            self._watch.stop()
         super().close()
         if self._bindings is not None:
             self._bindings.close()
+        if self._watch is not None:
+            self._watch.close()
         self._pool.shutdown(wait=False, cancel_futures=True)
         self._asking.close()
         self._answering.close()

@@ -6,6 +6,11 @@ process with monkey-patched sockets. A cast is tried once, because the sweep and
 hosts repeat its effect. A call ends within its time-out, also if the broker was never reachable.
 The exception is a call that finds its channel dead while the broker does not answer, which takes
 about ten seconds more.
+
+A process that serves methods checks every few seconds that its own queue exists and has a reader.
+If this fails for long although the broker accepts connections, the transport opens all connections
+again. Why: the library does not notice that RabbitMQ has lost the queue, and waits for ever for a
+node that hangs.
 """
 
 from __future__ import annotations
@@ -15,18 +20,21 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import oslo_messaging
 from kombu import exceptions as kombu_exceptions
+from kombu.transport.pyamqp import Transport as AmqpTransport
 from oslo_config import cfg
 
 from common.domain import errors
 from common.domain.json_types import JsonObject, JsonValue
 from common.rpc import broker
+from common.rpc.broker_client import REPLY_SECONDS, close_at_once_after_timeout
 from common.rpc.problems import result, run_method
 from common.security.broker_names import CALLS, CONDUCTOR, reply_queue
+from common.service import metrics
 from common.service.log import get_logger
 
 log = get_logger(__name__)
@@ -34,6 +42,15 @@ CONTROL_EXCHANGE = CALLS
 Sent = TypeVar("Sent")
 #: Minimum seconds between two replacements of a dead channel, each of which may take some seconds.
 MEND = 5.0
+#: Seconds between two checks of the own queue, and the time without success that is too long.
+CHECK_SECONDS, MAX_SILENCE_SECONDS = 5.0, 30.0
+#: Time for calls under way over connections that are replaced.
+CALLS_SECONDS = 15.0
+SILENCE = metrics.Metric(
+    metrics.GAUGE,
+    "broker_silence_seconds",
+    "Seconds since this process last saw that its queue at RabbitMQ exists and has a reader.",
+)
 #: The AMQP method basic.cancel: the queue of a consumer was deleted.
 _CANCELLED = (60, 30)
 LOST = (
@@ -78,14 +95,23 @@ class Transport:
             )
         oslo_messaging.set_transport_defaults(CONTROL_EXCHANGE)
         broker.configure(conf, url)
-        self._transport = oslo_messaging.get_rpc_transport(conf, url=url)
-        # The library would give the queues of all roles the same prefix.
-        self._transport._driver._get_reply_queue_name = lambda: reply_queue(role, uuid.uuid4().hex)
+        self._conf, self._url, self._role = conf, url, role
+        self._transport = self._open_transport()
         self._options = oslo_messaging.TransportOptions(at_least_once=True)
+        self._served: list[tuple[oslo_messaging.Target, object]] = []
         self._servers: list[Any] = []
         self._lock, self._has_replies = threading.Lock(), threading.Event()
         self._opener: threading.Thread | None = None
         self._mends_after = 0.0
+        self._checked_at = self._renewed_at = time.monotonic()
+        self._stops = threading.Event()
+        self._watch: threading.Thread | None = None
+
+    def _open_transport(self) -> Any:  # noqa: ANN401 - the library declares no types
+        transport = oslo_messaging.get_rpc_transport(self._conf, url=self._url)
+        # The library would give the queues of all roles the same prefix.
+        transport._driver._get_reply_queue_name = lambda: reply_queue(self._role, uuid.uuid4().hex)
+        return transport
 
     def cast(self, topic: str, method: str, server: str | None = None, **arguments: object) -> bool:
         """Call a method of another process without waiting for an answer.
@@ -160,19 +186,21 @@ class Transport:
         The library opens the reply queue during the first call, and then waits for the broker
         without a time limit. So a thread makes a first call to a topic that no process serves.
         """
-        if not self._has_replies.is_set():
-            with self._lock:
-                if self._opener is None:
-                    self._opener = threading.Thread(target=self._open, name="replies", daemon=True)
-                    self._opener.start()
-        return self._has_replies.wait(timeout)
+        with self._lock:
+            has_replies = self._has_replies
+            if self._opener is None:
+                self._opener = threading.Thread(
+                    target=self._open, args=(has_replies,), name="replies", daemon=True
+                )
+                self._opener.start()
+        return has_replies.wait(timeout)
 
-    def _open(self) -> None:
+    def _open(self, has_replies: threading.Event) -> None:
         try:
             self._client("kilonova-nobody", None, 1).call({}, "open")
         except LOST as problem:
             log.debug("the reply queue is open", problem=problem)
-        self._has_replies.set()
+        has_replies.set()
 
     def _try_send(self, send: Callable[[int], Sent]) -> Sent:
         """Try to send once, and once more if the channel is dead while the connection is alive.
@@ -213,27 +241,128 @@ class Transport:
         endpoint = type(
             "Endpoint", (), {name: _expose(function) for name, function in methods.items()}
         )()
+        target = oslo_messaging.Target(topic=topic, server=server)
+        self._served.append((target, endpoint))
+        self._servers.append(self._start_server(self._transport, target, endpoint))
+        if self._watch is None:
+            self._checked_at = self._renewed_at = time.monotonic()
+            SILENCE.track(lambda: time.monotonic() - self._checked_at)
+            self._watch = threading.Thread(
+                target=self._check_queue, name="queue-check", daemon=True
+            )
+            self._watch.start()
+
+    def _start_server(
+        self,
+        transport: Any,  # noqa: ANN401 - the library declares no types
+        target: oslo_messaging.Target,
+        endpoint: object,
+    ) -> Any:  # noqa: ANN401 - the library declares no types
         rpc_server = oslo_messaging.get_rpc_server(
-            self._transport,
-            oslo_messaging.Target(topic=topic, server=server),
+            transport,
+            target,
             [endpoint],
             access_policy=oslo_messaging.ExplicitRPCAccessPolicy,
         )
         rpc_server.start()
-        self._servers.append(rpc_server)
+        return rpc_server
+
+    def _check_queue(self) -> None:
+        """Loop until ``close``: check the own queue, and replace the connections if it fails long.
+
+        The queue of a target with a server has only this process as reader.
+        """
+        connect, turn = broker.opener(self._conf, self._url), 0
+        target, _ = self._served[0]
+        queue = f"{target.topic}.{target.server}"
+        while not self._stops.wait(CHECK_SECONDS):
+            turn += 1
+            try:
+                problem = _find_problem(connect, turn, queue)
+                now = time.monotonic()
+                if not problem:
+                    self._checked_at = self._renewed_at = now
+                elif now - self._renewed_at > MAX_SILENCE_SECONDS:
+                    log.warning(
+                        "the own queue at the broker does not work, so all connections are opened "
+                        "again",
+                        queue=queue,
+                        problem=problem,
+                        seconds=now - self._checked_at,
+                    )
+                    self._renewed_at = now
+                    self._renew()
+            except broker.BROKEN as problem:
+                log.info("the own queue cannot be checked", queue=queue, problem=problem)
+            except Exception:
+                log.exception("the connections to the broker cannot be opened again", queue=queue)
+
+    def _renew(self) -> None:
+        """Replace all connections. The old ones serve until the new ones do."""
+        transport = self._open_transport()
+        servers = [
+            self._start_server(transport, target, endpoint) for target, endpoint in self._served
+        ]
+        with self._lock:
+            old, old_servers = self._transport, self._servers
+            self._transport, self._servers = transport, servers
+            self._has_replies, self._opener = threading.Event(), None
+        threading.Thread(
+            target=_close, args=(old, old_servers, CALLS_SECONDS), name="old-transport", daemon=True
+        ).start()
 
     def close(self) -> None:
         """Stop serving and close the connections.
 
         The connections stay open if the thread of ``_await_replies`` still waits for the broker.
         """
-        for rpc_server in self._servers:
-            rpc_server.stop()
-        for rpc_server in self._servers:
-            rpc_server.wait()
+        self._stops.set()
+        if self._watch is not None:
+            self._watch.join(timeout=1)
         # The opener thread must not be waiting for the broker inside the library any more.
-        if self._opener is None or self._has_replies.is_set():
-            self._transport.cleanup()
+        is_open = self._opener is None or self._has_replies.is_set()
+        _close(self._transport if is_open else None, self._servers)
+
+
+def _find_problem(connect: broker.Connect, turn: int, queue: str) -> str:
+    """Return the reason why messages do not reach the reader of a queue, or an empty text.
+
+    Args:
+        connect: Opens connections to the broker.
+        turn: Consecutive numbers begin with different nodes.
+        queue: The name of the queue.
+
+    Raises:
+        An error of ``broker.BROKEN``: The broker cannot be reached.
+    """
+    with connect(heartbeat=0, turn=turn, read_timeout=REPLY_SECONDS) as connection:
+        channel = connection.channel()
+        try:
+            with close_at_once_after_timeout(connection):
+                consumers = channel.queue_declare(queue, passive=True).consumer_count
+        except TimeoutError:
+            return "the broker does not answer about the queue"
+        except AmqpTransport.channel_errors as problem:
+            return str(problem)
+    return "" if consumers else "the queue has no reader"
+
+
+def _close(
+    transport: Any,  # noqa: ANN401 - the library declares no types
+    servers: Sequence[Any],
+    seconds_for_calls: float = 0.0,
+) -> None:
+    """Stop servers of the library, and then close the connections of ``transport`` if given.
+
+    ``seconds_for_calls`` is the time for calls under way over these connections.
+    """
+    for rpc_server in servers:
+        rpc_server.stop()
+    for rpc_server in servers:
+        rpc_server.wait()
+    time.sleep(seconds_for_calls)
+    if transport is not None:
+        transport.cleanup()
 
 
 def _has_dead_channel(problem: BaseException | None) -> bool:

@@ -119,7 +119,7 @@ class World:
         """
         if not url:
             with opener(self.conf, self.url)() as connection:
-                host_queues.declare(connection, host_queue(self.prefix, name))
+                host_queues.declare(connection, [host_queue(self.prefix, name)])
         link = self.host(name, url)
         agent.serve(link, recorder)
         assert link.wait_until_ready(30)

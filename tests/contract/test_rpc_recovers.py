@@ -14,8 +14,10 @@ from typing import Any
 
 import pytest
 from kombu.connection import Connection
+from kombu.transport.pyamqp import Transport as AmqpTransport
 
 from common.domain import errors
+from common.rpc import transport
 from common.rpc.transport import CONTROL_EXCHANGE, Transport
 from common.service import config
 from deploy.testing.servers import Servers
@@ -30,8 +32,8 @@ def transports(rabbitmq_url: str) -> Iterator[tuple[Transport, Transport]]:
     """Yield the transport of a server process and that of a client process."""
     pair = Transport(config.load(), rabbitmq_url), Transport(config.load(), rabbitmq_url)
     yield pair
-    for transport in pair:
-        transport.close()
+    for end in pair:
+        end.close()
 
 
 def call_echo(client: Transport, topic: str) -> Any:
@@ -73,6 +75,45 @@ def test_rpc_calls_succeed_again_after_exchange_is_deleted(
     assert client.cast(second, "echo", said="y")
 
 
+def test_rpc_server_serves_again_after_other_connection_took_its_queue(
+    transports: tuple[Transport, Transport],
+    rabbitmq_url: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The messaging library alone gives up a queue that it cannot declare again."""
+    for name, seconds in (
+        ("CHECK_SECONDS", 0.2),
+        ("MAX_SILENCE_SECONDS", 1.0),
+        ("CALLS_SECONDS", 0.0),
+    ):
+        monkeypatch.setattr(transport, name, seconds)
+    server, client = transports
+    topic = f"t-{uuid.uuid4().hex}"
+    server.serve(topic, "a", {"echo": lambda said: said})
+
+    def is_taken(broker: Connection) -> bool:
+        try:
+            with broker.channel() as channel:
+                channel.queue_delete(f"{topic}.a")
+                channel.queue_declare(f"{topic}.a", exclusive=True)
+        except AmqpTransport.channel_errors:
+            return False
+        return True
+
+    def reach() -> Any:
+        try:
+            return client.call(topic, "echo", "a", timeout=1, said="x")
+        except errors.NoAnswer:
+            return None
+
+    assert reach() == "x"
+    with Connection(rabbitmq_url.replace("rabbit://", "amqp://")) as broker:
+        await_true(lambda: is_taken(broker))
+        time.sleep(2 * transport.MAX_SILENCE_SECONDS)
+        assert reach() is None
+    await_true(lambda: reach() == "x", 30, "calls arrive again")
+
+
 @pytest.mark.slice("operations")
 def test_rpc_calls_succeed_again_after_broker_is_reset_and_frozen() -> None:
     """The remaining connections then have a dead channel, which the AMQP library never replaces."""
@@ -93,5 +134,5 @@ def test_rpc_calls_succeed_again_after_broker_is_reset_and_frozen() -> None:
             await_true(
                 lambda: call_echo(client, "there") == "x", 30, "calls arrive after it stood still"
             )
-            for transport in (client, server):
-                transport.close()
+            for end in (client, server):
+                end.close()

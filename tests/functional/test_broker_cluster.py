@@ -52,7 +52,7 @@ def cloud(cluster: Cluster, new_cloud: Callable[..., Cloud]) -> Cloud:
     """Return a cloud with three hosts, two conductors and two schedulers at the cluster."""
     if not cluster.url:
         cluster.start_nodes()
-    cluster.await_whole(cluster.nodes[0])
+    cluster.mend()
     cloud = new_cloud(broker=cluster.url)
     cloud.start(hosts=3, conductors=2, schedulers=2)
     return cloud

@@ -36,6 +36,7 @@ THREADS = {
     "common/store/engine.py": "waits a random moment before it repeats a deadlocked transaction",
     "common/rpc/transport.py": "a call must end within its time although the library waits for the broker without end",
     "common/rpc/host_bindings.py": "bindings change while a flood keeps the listening thread busy",
+    "common/rpc/door_watch.py": "a node that hangs must not delay the messages of hosts",
     "common/rpc/broker_client.py": "a listener reads from the broker beside the other work of a process",
     "common/rpc/host_link.py": "slow messages and queries of hosts must not delay other messages",
     "common/rpc/conductor.py": "wakeup messages are sent from one thread so that the API never waits for the broker",

@@ -15,17 +15,18 @@ from typing import Any
 import pytest
 import yaml
 
-from common.rpc import broker, host_messages
+from common.rpc import broker, host_messages, transport
 from common.service import config, metrics
 from common.store.views.gauges import GAUGES
 from deploy.testing.lint import ALERT_TRIALS
 
 FOLDER = Path(__file__).resolve().parents[3] / "deploy/monitoring"
-NAME = re.compile(r"kilonova_[a-z_]+")
+#: Prometheus adds the metric "up" to each target.
+NAME = re.compile(r"kilonova_[a-z_]+|\bup\b(?=\{)")
 LABELS = re.compile(r"by \(([a-z_, ]+)\)|\{([^{}]*)\}")
 SUFFIXES = {"counter": ("_total",), "gauge": ("",), "histogram": ("_bucket", "_count", "_sum")}
 #: The modules with metrics of their own, beside ``metrics``. Their import registers the metrics.
-WITH_METRICS = (broker, host_messages)
+WITH_METRICS = (broker, host_messages, transport)
 #: Labels that Prometheus and histograms add.
 ADDED = {"instance", "job", "le"}
 
@@ -38,7 +39,8 @@ def list_metrics() -> dict[str, set[str]]:
         for suffix in SUFFIXES[metric.kind]
     }
     read = GAUGES | metrics.OF_FILES
-    return own | {metrics.PREFIX + name: set(labels) for name, (_, labels) in read.items()}
+    gauges = {metrics.PREFIX + name: set(labels) for name, (_, labels) in read.items()}
+    return own | gauges | {"up": set()}
 
 
 def read_rules() -> list[dict[str, Any]]:
