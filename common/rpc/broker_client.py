@@ -48,6 +48,53 @@ def close_at_once_after_timeout(connection: Connection) -> Iterator[None]:
         raise
 
 
+@contextlib.contextmanager
+def new_channel(connection: Connection) -> Iterator[Channel]:
+    """Yield a new channel, and close it unless the broker does not answer.
+
+    py-amqp opens a channel again that the broker has closed after an error.
+    """
+    channel = connection.channel()
+    try:
+        yield channel
+    except AmqpTransport.channel_errors:
+        channel.close()
+        raise
+    channel.close()
+
+
+class Probe:
+    """A connection for checks, which stays open between them.
+
+    After a failure the next check uses another node of the broker. Not thread-safe.
+    """
+
+    def __init__(self, connect: Connect) -> None:
+        self._connect, self._turn = connect, 0
+        self._connection: Connection | None = None
+
+    def open(self) -> Connection:
+        """Return a connection whose node answers. Each of its replies has ``REPLY_SECONDS``.
+
+        Raises:
+            An error of ``BROKEN``: The node does not answer. Call ``close``.
+        """
+        if self._connection is None:
+            self._turn += 1
+            self._connection = self._connect(
+                heartbeat=0, turn=self._turn, read_timeout=REPLY_SECONDS
+            )
+            self._connection.default_channel  # noqa: B018  # connects
+        with new_channel(self._connection):
+            return self._connection
+
+    def close(self) -> None:
+        """Close the connection at once, so that ``open`` uses another node."""
+        if self._connection is not None:
+            self._connection.collect(socket_timeout=1)
+            self._connection = None
+
+
 class Listener:
     """A thread that reads queues, and passes each message to a function, one after the other.
 
@@ -263,16 +310,16 @@ class Sender:
         return is_sent
 
     def check(self) -> None:
-        """Ask the node for a reply. If there is none in time, connect to another node.
+        """Check that the node answers. Otherwise connect to another node.
 
         Why: without confirms, the sender does not notice that its node hangs.
         """
 
-        def ask() -> bool:
+        def request_reply() -> bool:
             self._producer.channel.basic_qos(0, 0, a_global=False)
             return True
 
-        self._run("a question to the node", ask)
+        self._run("a check of the node", request_reply)
 
     def move(self) -> None:
         """Let the next message go to another node of the broker. Do not wait for it."""

@@ -12,18 +12,20 @@ from collections.abc import Callable, Mapping
 
 from common.rpc import host_queues
 from common.rpc.broker import BROKEN, Connect, Connection
-from common.rpc.broker_client import REPLY_SECONDS, close_at_once_after_timeout
+from common.rpc.broker_client import Probe
 from common.rpc.silent_names import SilentNames
 from common.service.log import get_logger
 
 log = get_logger(__name__)
 WATCH_SECONDS = 5.0
+#: Pause before a check by another node of the broker.
+OTHER_NODE_SECONDS = 1.0
 #: A better name of a queue is looked for in one of so many rounds.
 ROUNDS_FOR_BETTER_NAME = 2
 
 
 class DoorWatch:
-    """Checks the conductors' queues every few seconds, over connections of its own.
+    """Checks the conductors' queues every few seconds, over a connection of its own.
 
     Args:
         connect: Opens a connection to the broker.
@@ -43,9 +45,9 @@ class DoorWatch:
         replace: Callable[[], None],
         check: Callable[[], None],
     ) -> None:
-        self._connect, self._prefix, self._queues = connect, prefix, queues
+        self._prefix, self._queues = prefix, queues
         self._silent, self._replace, self._check = silent, replace, check
-        self._stops, self._round = threading.Event(), 0
+        self._probe, self._stops, self._round = Probe(connect), threading.Event(), 0
         self._thread = threading.Thread(target=self._run, name="door-watch", daemon=True)
         self._thread.start()
 
@@ -58,15 +60,19 @@ class DoorWatch:
         self._thread.join(timeout=2)
 
     def _run(self) -> None:
-        while not self._stops.wait(WATCH_SECONDS):
-            self._round += 1
+        seconds = WATCH_SECONDS
+        while not self._stops.wait(seconds):
+            self._round, seconds = self._round + 1, WATCH_SECONDS
             try:
                 self._check()
-                broken_queue = self._find_broken_queue()
+                broken_queue = self._find_broken_queue(self._probe.open())
             except BROKEN as problem:
                 log.info("the conductors' queues cannot be checked", problem=problem)
+                self._probe.close()
+                seconds = OTHER_NODE_SECONDS
             except Exception:
                 log.exception("a check of the conductors' queues failed")
+                self._probe.close()
             else:
                 if broken_queue:
                     log.warning(
@@ -75,30 +81,31 @@ class DoorWatch:
                         queue=broken_queue,
                     )
                     self._replace()
+        self._probe.close()
 
-    def _find_broken_queue(self) -> str | None:
+    def _find_broken_queue(self, connection: Connection) -> str | None:
         """Return the first name that no longer works or is not the best one, or None."""
         queues = self._queues()
-        # Each round begins with another node.
-        with self._connect(heartbeat=0, turn=self._round, read_timeout=REPLY_SECONDS) as connection:
-            connection.default_channel  # noqa: B018  # connects
-            for queue in queues.values():
-                if self._exists(connection, queue) is not True:
-                    return queue
-            if self._round % ROUNDS_FOR_BETTER_NAME:
-                return None
-            for door, queue in queues.items():
-                names = host_queues.door_names(self._prefix, door)
-                for better in names[: names.index(queue)]:
-                    exists = self._exists(connection, better)
-                    if exists is not False:
-                        return queue if exists else None
+        for queue in queues.values():
+            if self._exists(connection, queue) is not True:
+                return queue
+        if self._round % ROUNDS_FOR_BETTER_NAME:
+            return None
+        for door, queue in queues.items():
+            names = host_queues.door_names(self._prefix, door)
+            for better in names[: names.index(queue)]:
+                exists = self._exists(connection, better)
+                if exists is not False:
+                    return queue if exists else None
         return None
 
     def _exists(self, connection: Connection, queue: str) -> bool | None:
-        """Return True if the queue exists, or None if the broker does not answer."""
+        """Return True if the queue exists, or None if the broker does not answer.
+
+        After None, the connection cannot be used any more.
+        """
         try:
-            with close_at_once_after_timeout(connection):
-                return host_queues.exists(connection, queue, self._silent)
+            return host_queues.exists(connection, queue, self._silent)
         except TimeoutError:
+            self._probe.close()
             return None

@@ -13,13 +13,12 @@ and writers use the first name that exists, and return to it when its node is ba
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 from kombu.transport.pyamqp import Transport as AmqpTransport
 
 from common.rpc.broker import Channel, Connection
-from common.rpc.broker_client import REPLY_SECONDS
+from common.rpc.broker_client import REPLY_SECONDS, new_channel
 from common.rpc.silent_names import SilentNames
 from common.security.broker_names import (
     ANSWERS,
@@ -74,7 +73,7 @@ def declare(connection: Connection, names: Sequence[str]) -> str:
 def _declare(connection: Connection, queue: str) -> None:
     for deletes in (True, False):
         try:
-            with _new_channel(connection) as channel:
+            with new_channel(connection) as channel:
                 channel.queue_declare(
                     queue, durable=True, auto_delete=False, arguments=QUEUE_ARGUMENTS
                 )
@@ -83,23 +82,8 @@ def _declare(connection: Connection, queue: str) -> None:
             if not deletes or getattr(problem, "reply_code", None) != PRECONDITION_FAILED:
                 raise
         log.warning("a queue with wrong arguments is deleted and declared again", queue=queue)
-        with _new_channel(connection) as channel:
+        with new_channel(connection) as channel:
             channel.queue_delete(queue)
-
-
-@contextmanager
-def _new_channel(connection: Connection) -> Iterator[Channel]:
-    """Yield a new channel, and close it unless the broker does not answer.
-
-    py-amqp opens a channel again that the broker has closed after an error.
-    """
-    channel = connection.channel()
-    try:
-        yield channel
-    except AmqpTransport.channel_errors:
-        channel.close()
-        raise
-    channel.close()
 
 
 def exists(connection: Connection, queue: str, silent: SilentNames) -> bool:
@@ -114,7 +98,7 @@ def exists(connection: Connection, queue: str, silent: SilentNames) -> bool:
         TimeoutError: The broker does not answer, and the connection cannot be used any more.
     """
     try:
-        with _new_channel(connection) as channel, silent.request(queue, REPLY_SECONDS):
+        with new_channel(connection) as channel, silent.request(queue, REPLY_SECONDS):
             channel.queue_declare(queue, passive=True)
         return True
     except AmqpTransport.channel_errors:
@@ -164,7 +148,7 @@ def declare_door(channel: Channel, prefix: str, door: str, silent: SilentNames) 
         arguments = None if name == doors[0] else DOOR_ARGUMENTS
         try:
             with (
-                _new_channel(channel.connection) as own,
+                new_channel(channel.connection) as own,
                 silent.request(name, REPLY_SECONDS),
             ):
                 own.queue_declare(name, durable=True, auto_delete=False, arguments=arguments)

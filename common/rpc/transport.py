@@ -31,7 +31,7 @@ from oslo_config import cfg
 from common.domain import errors
 from common.domain.json_types import JsonObject, JsonValue
 from common.rpc import broker
-from common.rpc.broker_client import REPLY_SECONDS, close_at_once_after_timeout
+from common.rpc.broker_client import Probe, new_channel
 from common.rpc.problems import result, run_method
 from common.security.broker_names import CALLS, CONDUCTOR, reply_queue
 from common.service import metrics
@@ -272,13 +272,12 @@ class Transport:
 
         The queue of a target with a server has only this process as reader.
         """
-        connect, turn = broker.opener(self._conf, self._url), 0
+        probe = Probe(broker.opener(self._conf, self._url))
         target, _ = self._served[0]
         queue = f"{target.topic}.{target.server}"
         while not self._stops.wait(CHECK_SECONDS):
-            turn += 1
             try:
-                problem = _find_problem(connect, turn, queue)
+                problem = _find_problem(probe, queue)
                 now = time.monotonic()
                 if not problem:
                     self._checked_at = self._renewed_at = now
@@ -294,8 +293,10 @@ class Transport:
                     self._renew()
             except broker.BROKEN as problem:
                 log.info("the own queue cannot be checked", queue=queue, problem=problem)
+                probe.close()
             except Exception:
                 log.exception("the connections to the broker cannot be opened again", queue=queue)
+        probe.close()
 
     def _renew(self) -> None:
         """Replace all connections. The old ones serve until the new ones do."""
@@ -324,27 +325,22 @@ class Transport:
         _close(self._transport if is_open else None, self._servers)
 
 
-def _find_problem(connect: broker.Connect, turn: int, queue: str) -> str:
+def _find_problem(probe: Probe, queue: str) -> str:
     """Return the reason why messages do not reach the reader of a queue, or an empty text.
-
-    Args:
-        connect: Opens connections to the broker.
-        turn: Consecutive numbers begin with different nodes.
-        queue: The name of the queue.
 
     Raises:
         An error of ``broker.BROKEN``: The broker cannot be reached.
     """
-    with connect(heartbeat=0, turn=turn, read_timeout=REPLY_SECONDS) as connection:
-        channel = connection.channel()
-        try:
-            with close_at_once_after_timeout(connection):
-                consumers = channel.queue_declare(queue, passive=True).consumer_count
-        except TimeoutError:
-            return "the broker does not answer about the queue"
-        except AmqpTransport.channel_errors as problem:
-            return str(problem)
-    return "" if consumers else "the queue has no reader"
+    connection = probe.open()
+    try:
+        with new_channel(connection) as channel:
+            has_reader = channel.queue_declare(queue, passive=True).consumer_count > 0
+    except TimeoutError:
+        probe.close()
+        return "the broker does not answer about the queue"
+    except AmqpTransport.channel_errors as problem:
+        return str(problem)
+    return "" if has_reader else "the queue has no reader"
 
 
 def _close(
