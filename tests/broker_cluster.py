@@ -118,15 +118,15 @@ class Cluster(Servers):
         """End ``hang``."""
         os.killpg(self.pid(node.name), signal.SIGCONT)
 
-    def node_of(self, queue: str, asked: Node) -> Node | None:
+    def find_node(self, queue: str, running_node: Node) -> Node | None:
         """Return the node where a queue is under any of its names, or None if there is no queue.
 
         Args:
             queue: The first name of the queue.
-            asked: A running node, which answers the question.
+            running_node: A running node of the cluster.
         """
         names = names_of(queue)
-        lines = asked.control("list_queues", "--silent", "name", "pid").splitlines()
+        lines = running_node.control("list_queues", "--silent", "name", "pid").splitlines()
         for name, _, process in (line.partition("\t") for line in lines):
             for node in self.nodes:
                 if name in names and f"kilonova{node.number}@" in process:

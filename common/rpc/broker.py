@@ -31,9 +31,12 @@ from common.service import metrics
 RABBIT = "oslo_messaging_rabbit"
 #: Time limit for a connection to one node.
 CONNECT_SECONDS = 2.0
-#: Maximum seconds between heartbeats of kombu's connections. oslo.messaging needs a longer time: it
-#: finds a queue that does not answer after a minute, if its connection lives so long.
+#: Maximum seconds between heartbeats of kombu's connections. oslo.messaging keeps the longer value,
+#: because it notices a queue that does not answer only after a minute on the same connection.
 HEARTBEAT_SECONDS = 15
+#: Time limit for a reply of the broker to kombu, for example to the declaration of a queue. With
+#: one node the limit is long, because another connection would be to the same node.
+REPLY_SECONDS, LONG_REPLY_SECONDS = 5.0, 60.0
 #: Defaults for both stacks. An operator's file overrides them. The database remembers all work, so
 #: retries are quick. With the two heartbeat options oslo.messaging wakes up once a second
 #: (threshold / rate / 2), so a process stops promptly. For the same reason an answer to a caller
@@ -117,6 +120,16 @@ class Connect:
     files: JsonObject
     heartbeat: float
     retry_seconds: float
+
+    @property
+    def has_nodes(self) -> bool:
+        """True if the broker has several nodes."""
+        return len(self.urls) > 1
+
+    @property
+    def reply_seconds(self) -> float:
+        """Time limit for a reply of the broker."""
+        return REPLY_SECONDS if self.has_nodes else LONG_REPLY_SECONDS
 
     def __call__(
         self, heartbeat: float | None = None, turn: int = 0, **options: object

@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from amqp.exceptions import MessageNacked
 from kombu import exceptions
 from kombu.transport.pyamqp import Transport as AmqpTransport
 
@@ -27,8 +26,10 @@ from common.service.log import get_logger
 log = get_logger(__name__)
 #: Time limit for sending a message to the broker.
 SEND_SECONDS = 2.0
-#: Time limit for the broker's reply to a listener, for example to the declaration of a queue.
-REPLY_SECONDS = 5.0
+#: How long a sender leaves out a key about which the broker did not answer.
+LEFT_OUT_SECONDS = 15.0
+#: A reply code of AMQP.
+ACCESS_REFUSED = 403
 #: Maximum seconds between two checks of a connection's heartbeats.
 IDLE = 1.0
 #: Processes a message: its body, and its routing key.
@@ -74,7 +75,7 @@ class Probe:
         self._connection: Connection | None = None
 
     def open(self) -> Connection:
-        """Return a connection whose node answers. Each of its replies has ``REPLY_SECONDS``.
+        """Return a connection whose node answers. Each reply has ``Connect.reply_seconds``.
 
         Raises:
             An error of ``BROKEN``: The node does not answer. Call ``close``.
@@ -82,7 +83,7 @@ class Probe:
         if self._connection is None:
             self._turn += 1
             self._connection = self._connect(
-                heartbeat=0, turn=self._turn, read_timeout=REPLY_SECONDS
+                heartbeat=0, turn=self._turn, read_timeout=self._connect.reply_seconds
             )
             self._connection.default_channel  # noqa: B018  # connects
         with new_channel(self._connection):
@@ -111,7 +112,7 @@ class Listener:
             read, and for each queue the function that gets its messages.
         look: Called about once a second with the connection. Returns False to have the connection
             replaced. None: the connection is replaced only after a failure.
-        refused: Called when the broker refuses to let this process read a queue.
+        refused: Called when this process has no rights to read a queue.
     """
 
     def __init__(
@@ -152,8 +153,9 @@ class Listener:
             while not self._stop.is_set():
                 try:
                     self._turn += 1
+                    limit = self._connect.reply_seconds
                     with (
-                        self._connect(turn=self._turn, read_timeout=REPLY_SECONDS) as connection,
+                        self._connect(turn=self._turn, read_timeout=limit) as connection,
                         close_at_once_after_timeout(connection),
                     ):
                         self._serve(connection)
@@ -181,8 +183,9 @@ class Listener:
                     no_ack=True,
                     callback=lambda message, take=take: self._take(take, message),
                 )
-        except AmqpTransport.channel_errors:
-            self._refused()
+        except AmqpTransport.channel_errors as problem:
+            if getattr(problem, "reply_code", None) == ACCESS_REFUSED:
+                self._refused()
             raise
         self.is_ready.set()
         checked_at = time.monotonic()
@@ -240,6 +243,7 @@ class Sender:
     """
 
     def __init__(self, connect: Connect, confirms: bool = False) -> None:
+        self._connect = connect
         self._confirms, self._retry_seconds = confirms, connect.retry_seconds
         self._connection = connect(
             heartbeat=0,
@@ -249,7 +253,8 @@ class Sender:
         )
         self._producer = self._connection.Producer(on_return=self._note_return)
         self._lock, self._is_returned = threading.Lock(), False
-        self._silent, self._moves = SilentNames(len(connect.urls) > 1), threading.Event()
+        self._silent = SilentNames(connect.has_nodes, LEFT_OUT_SECONDS)
+        self._moves = threading.Event()
         self._rests_until = 0.0
 
     def send(
@@ -285,13 +290,9 @@ class Sender:
                 content_encoding="binary",
                 properties={"delivery_mode": 1, "expiration": str(int(seconds * 1000))},
             )
-            is_sent = False
-            for key in self._silent.usable(keys) if self._confirms else keys:
+            for key in self._silent.list_usable(keys) if self._confirms else keys:
                 self._is_returned = False
-                with (
-                    contextlib.suppress(MessageNacked),  # The node of the queue has just ended.
-                    self._silent.request(key, SEND_SECONDS),
-                ):
+                with self._silent.request(key, SEND_SECONDS):
                     channel.basic_publish(
                         message,
                         exchange=exchange,
@@ -299,15 +300,21 @@ class Sender:
                         mandatory=self._confirms,
                         confirm_timeout=SEND_SECONDS,
                     )
-                    is_sent = is_sent or not self._is_returned
-                    if is_sent and not to_each:
+                if not self._is_returned:
+                    sent.append(key)
+                    if not to_each:
                         break
-            return is_sent
+            return bool(sent)
 
-        is_sent = self._run(f"a message to {keys[0]}", publish)
+        sent: list[str] = []
+        is_sent = self._run(f"a message to {keys[0]}", publish) or bool(sent)
         if not is_sent:
             LOST_MESSAGES.add("hosts")
         return is_sent
+
+    def record_answer(self, key: str) -> None:
+        """Note that a process reads the queue of this key, so that the key is used again."""
+        self._silent.record_answer(key)
 
     def check(self) -> None:
         """Check that the node answers. Otherwise connect to another node.
@@ -357,6 +364,9 @@ class Sender:
             try:
                 return work()
             except TimeoutError as problem:  # A silent broker would be silent again.
+                if self._confirms and self._connect.has_nodes and self._replace_channel():
+                    log.info("a message was lost, at a node that hangs", target=what)
+                    return False
                 raise exceptions.OperationalError(
                     f"the broker did not answer in time: {problem}"
                 ) from problem
@@ -379,6 +389,17 @@ class Sender:
                 self._leave_node()
                 self._rests_until = time.monotonic() + self._retry_seconds
                 return False
+
+    def _replace_channel(self) -> bool:
+        """Open another channel after a timeout. Return False if the own node does not answer.
+
+        Why: if only the node of one queue hangs, messages to other queues can go on at once.
+        """
+        try:
+            self._producer.revive(self._connection.channel())
+        except BROKEN:
+            return False
+        return True
 
     def _leave_node(self) -> None:
         self._connection.collect(socket_timeout=1)

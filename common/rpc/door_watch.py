@@ -20,7 +20,7 @@ log = get_logger(__name__)
 WATCH_SECONDS = 5.0
 #: Pause before a check by another node of the broker.
 OTHER_NODE_SECONDS = 1.0
-#: A better name of a queue is looked for in one of so many rounds.
+#: Number of rounds between two searches for a better name.
 ROUNDS_FOR_BETTER_NAME = 2
 
 
@@ -45,7 +45,7 @@ class DoorWatch:
         replace: Callable[[], None],
         check: Callable[[], None],
     ) -> None:
-        self._prefix, self._queues = prefix, queues
+        self._prefix, self._queues, self._has_nodes = prefix, queues, connect.has_nodes
         self._silent, self._replace, self._check = silent, replace, check
         self._probe, self._stops, self._round = Probe(connect), threading.Event(), 0
         self._thread = threading.Thread(target=self._run, name="door-watch", daemon=True)
@@ -76,8 +76,8 @@ class DoorWatch:
             else:
                 if broken_queue:
                     log.warning(
-                        "a queue of the conductors is gone, is at a node that does not answer, or "
-                        "exists again under a better name, so the conductor declares its queues",
+                        "a queue of the conductors does not work or has a better name, so the "
+                        "conductor declares its queues again",
                         queue=broken_queue,
                     )
                     self._replace()
@@ -87,7 +87,10 @@ class DoorWatch:
         """Return the first name that no longer works or is not the best one, or None."""
         queues = self._queues()
         for queue in queues.values():
-            if self._exists(connection, queue) is not True:
+            exists = self._exists(connection, queue)
+            if exists is None and not self._has_nodes:  # Another name would be at the same node.
+                return None
+            if not exists:
                 return queue
         if self._round % ROUNDS_FOR_BETTER_NAME:
             return None

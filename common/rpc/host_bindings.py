@@ -18,7 +18,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from common.domain import errors
 from common.rpc.broker import BROKEN, Channel, Connect
-from common.rpc.broker_client import REPLY_SECONDS
 from common.security.broker_names import exchange
 from common.service.log import get_logger
 
@@ -77,12 +76,12 @@ class HostBindings:
             quarantined = self._quarantined()
             seconds = REPEAT_SECONDS if quarantined else RESTORE_SECONDS
             try:
-                with self._connect(read_timeout=REPLY_SECONDS) as connection:
+                with self._connect(read_timeout=self._connect.reply_seconds) as connection:
                     self._apply(connection.default_channel, quarantined)
             except (*BROKEN, errors.Unavailable) as problem:
                 log.warning(
                     "the bindings of hosts at the broker cannot be changed, and the change is "
-                    "tried again; if the broker refuses it, run: kilonova broker add conductor",
+                    "tried again; if the broker refuses it, run: kilonova broker restore",
                     seconds=seconds,
                     problem=problem,
                 )

@@ -34,8 +34,8 @@ from kombu.transport.pyamqp import Transport as AmqpTransport
 from common.domain import errors
 from common.domain.json_types import JsonObject, JsonValue
 from common.rpc import host_bounds, host_queues
-from common.rpc.broker import Channel, Connect, Connection
-from common.rpc.broker_client import Listener, Sender, Take
+from common.rpc.broker import BROKEN, Channel, Connect, Connection
+from common.rpc.broker_client import ACCESS_REFUSED, Listener, Probe, Sender, Take
 from common.rpc.door_watch import DoorWatch
 from common.rpc.host_bindings import HostBindings
 from common.rpc.host_messages import REMEMBERED, Header, Refusals, claimed_host, pack, unpack
@@ -68,8 +68,10 @@ DOUBT_SECONDS = 8.0
 #: A host without answers for so long connects to another node of the broker, and again after a
 #: time that doubles up to ``MAX_SILENCE_SECONDS``. Times vary, so that hosts do not move at once.
 SILENCE_SECONDS, MAX_SILENCE_SECONDS, VARIATION = 20.0, 300.0, 1.5
-#: Seconds between two looks of a host for a better name of its queue.
+#: Seconds between two checks of a host for a better name of its queue.
 BETTER_NAME_SECONDS = 30.0
+#: Seconds between two checks whether the node of a listener in the control plane answers.
+NODE_CHECK_SECONDS = 5.0
 #: Requests of hosts that a conductor processes at the same time.
 AT_ONCE = 64
 #: Time after which the broker drops an unread answer or command.
@@ -170,7 +172,7 @@ class _Side(ABC):
     def __init__(self, connect: Connect, keys: Keys, prefix: str, thread: str) -> None:
         self._connect, self._keys, self._prefix, self._thread = connect, keys, prefix, thread
         self._requests, self.refusals = _PendingRequests(), Refusals()
-        self._silent_names = SilentNames(len(connect.urls) > 1)
+        self._silent_names = SilentNames(connect.has_nodes)
         self._lock = threading.Lock()
         self._listener: Listener | None = None
 
@@ -316,7 +318,7 @@ class HostSide(_Side):
             )
         except errors.NoAnswer:
             self._silence.begin(timeout)
-            if len(self._connect.urls) > 1 and self._silence.is_too_long():
+            if self._connect.has_nodes and self._silence.is_too_long():
                 log.warning("no conductor answers, so the agent uses another node of the broker")
                 self._sender.move()
                 self._start_listener().reconnect()
@@ -338,7 +340,7 @@ class HostSide(_Side):
                 tries again.
             TimeoutError: The broker does not answer. The next call uses another name of the queue.
         """
-        connection, names = channel.connection, self._silent_names.usable(self._names)
+        connection, names = channel.connection, self._silent_names.list_usable(self._names)
         first = names[0]
         self._exists(connection, first)  # Fails if the node of the queue hangs.
         key = self._keys.newest(self._host, self._purpose)
@@ -370,7 +372,7 @@ class HostSide(_Side):
     def _look(self, connection: Connection) -> bool:
         """Return False if the queue is gone, or exists under a better name.
 
-        The broker is asked only during a silence, or while the queue has not its first name.
+        The host queries the broker only during a silence, or while it reads a further name.
         """
         seconds, number = time.monotonic() - self._looked_at, self._names.index(self._queue)
         if self._silence.seconds > DOUBT_SECONDS and seconds > DOUBT_SECONDS:
@@ -379,11 +381,15 @@ class HostSide(_Side):
         if number == 0 or seconds < BETTER_NAME_SECONDS:
             return True
         self._looked_at = time.monotonic()
-        better = {*self._names[:number]} & {*self._silent_names.usable(self._names)}
+        better = {*self._names[:number]} & {*self._silent_names.list_usable(self._names)}
+        # Over another connection, whose replies are not mixed with the messages of the queue.
+        probe = Probe(self._connect)
         try:
-            return not any(self._exists(connection, name) for name in better)
-        except TimeoutError:  # The better name is still at a node that hangs.
+            return not any(self._exists(probe.open(), name) for name in better)
+        except BROKEN:  # The better name is still at a node that hangs.
             return True
+        finally:
+            probe.close()
 
     def _take(self, body: bytes, key: str) -> None:
         try:
@@ -457,6 +463,7 @@ class ControlSide(_Side):
         self._allowances, self._quarantine = host_bounds.Allowances(), host_bounds.Quarantine()
         self._bindings: HostBindings | None = None
         self._watch: DoorWatch | None = None
+        self._looked_at = 0.0
         #: Names of the conductors' queues that the listener reads, by door.
         self._door_queues: dict[str, str] = {}
         #: The number of the queue's name that a host reads, if it is not 0. Known from the host's
@@ -569,6 +576,8 @@ class ControlSide(_Side):
             False if the broker is unreachable, or the host has no queue.
         """
         names, number = names_of(host_queue(self._prefix, host)), self._numbers.get(host, 0)
+        if not self._connect.has_nodes:
+            return self._asking.send("", [names[number]], body, seconds)
         by_use = [*names[number:], *names[:number]]
         return self._asking.send("", by_use, body, seconds, to_each=not self._doors)
 
@@ -580,6 +589,19 @@ class ControlSide(_Side):
             self._door_queues[door] = queue
             takes[queue] = partial(self._take, door)
         return takes
+
+    def _look(self, connection: Connection) -> bool:
+        """Check every few seconds that the listener's own node answers, and return True.
+
+        Why: the broker goes on delivering messages to a connection at a node that hangs.
+
+        Raises:
+            TimeoutError: The node does not answer.
+        """
+        if self._connect.has_nodes and time.monotonic() - self._looked_at > NODE_CHECK_SECONDS:
+            self._looked_at = time.monotonic()
+            connection.default_channel.basic_qos(0, 0, a_global=False)
+        return True
 
     def _take_answer(self, body: bytes, key: str) -> None:
         sender = key.removeprefix(f"{ANSWERS}.").partition(".")[2]
@@ -651,6 +673,7 @@ class ControlSide(_Side):
 
     def _note_number(self, host: str, number: int) -> None:
         """Note the number of the name under which a host reads its queue."""
+        self._asking.record_answer(names_of(host_queue(self._prefix, host))[number])
         if number:
             self._numbers[host] = number
         else:
@@ -688,11 +711,11 @@ class ControlSide(_Side):
             try:
                 host_queues.declare(connection, names_of(queue)[_number_of(header) :])
             except AmqpTransport.channel_errors as problem:
-                if getattr(problem, "reply_code", None) != host_queues.ACCESS_REFUSED:
+                if getattr(problem, "reply_code", None) != ACCESS_REFUSED:
                     raise
                 log.warning(
                     "the conductors have no permission to declare the queue of a host, so the "
-                    "host cannot be reached; run: kilonova broker add conductor",
+                    "host cannot be reached; run: kilonova broker restore",
                     queue=queue,
                     problem=problem,
                 )

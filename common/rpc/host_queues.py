@@ -17,8 +17,8 @@ from collections.abc import Sequence
 
 from kombu.transport.pyamqp import Transport as AmqpTransport
 
-from common.rpc.broker import Channel, Connection
-from common.rpc.broker_client import REPLY_SECONDS, new_channel
+from common.rpc.broker import REPLY_SECONDS, Channel, Connection
+from common.rpc.broker_client import ACCESS_REFUSED, new_channel
 from common.rpc.silent_names import SilentNames
 from common.security.broker_names import (
     ANSWERS,
@@ -41,7 +41,7 @@ QUEUE_ARGUMENTS = {"x-expires": FORGOTTEN_SECONDS * 1000, "x-max-length": QUEUED
 #: without a reader.
 DOOR_ARGUMENTS = {"x-expires": 60_000, "x-max-length": 10 * QUEUED}
 #: Reply codes of AMQP.
-ACCESS_REFUSED, NOT_FOUND, PRECONDITION_FAILED = 403, 404, 406
+NOT_FOUND, PRECONDITION_FAILED = 404, 406
 
 
 def name_of(prefix: str, host: str, purpose: Purpose) -> str:
@@ -87,7 +87,7 @@ def _declare(connection: Connection, queue: str) -> None:
 
 
 def exists(connection: Connection, queue: str, silent: SilentNames) -> bool:
-    """Return True if the broker has the queue at a running node.
+    """Return True if the broker has the queue at a running node, and this user may see it.
 
     Args:
         connection: A connection with ``REPLY_SECONDS`` as limit of each reply.
@@ -142,7 +142,7 @@ def declare_door(channel: Channel, prefix: str, door: str, silent: SilentNames) 
         TimeoutError: The broker does not answer, and the connection cannot be used any more.
     """
     doors = door_names(prefix, door)
-    names = silent.usable(doors)
+    names = silent.list_usable(doors)
     for name in names:
         # The first name had no arguments in 0.1.0, so it has none.
         arguments = None if name == doors[0] else DOOR_ARGUMENTS

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 #: How long a name is left out after the broker did not answer a request about it. Longer than
@@ -20,10 +20,11 @@ class SilentNames:
     Args:
         has_nodes: True if the broker has several nodes. With one node no name is ever left out,
             because a further name would be at the same node.
+        seconds: How long a name is left out.
     """
 
-    def __init__(self, has_nodes: bool = True) -> None:
-        self._has_nodes = has_nodes
+    def __init__(self, has_nodes: bool = True, seconds: float = LEFT_OUT_SECONDS) -> None:
+        self._has_nodes, self._seconds = has_nodes, seconds
         self._since: dict[str, float] = {}
         self._refused_until = float("-inf")
 
@@ -33,7 +34,7 @@ class SilentNames:
 
         Args:
             name: The name of the queue.
-            seconds: The time limit. An earlier failure has another cause.
+            seconds: The time limit. A failure before the limit does not mark the name.
         """
         began = time.monotonic()
         try:
@@ -42,9 +43,13 @@ class SilentNames:
             if time.monotonic() - began >= seconds * 0.9:
                 self._since[name] = time.monotonic()
             raise
+        self.record_answer(name)
+
+    def record_answer(self, name: str) -> None:
+        """Note that the queue of this name works."""
         self._since.pop(name, None)
 
-    def usable(self, names: Sequence[str]) -> list[str]:
+    def list_usable(self, names: Sequence[str]) -> list[str]:
         """Return the names that are not left out, in their order, or all if none remains.
 
         ``names`` are all names of one queue, and the first one is the best.
@@ -54,18 +59,19 @@ class SilentNames:
             return list(names)
         if now < self._refused_until:
             return [names[0]]
-        return [name for name in names if not self._is_silent(name, now)] or self._all(names)
+        return [name for name in names if not self._is_silent(name, now)] or self._forget(names)
 
     def _is_silent(self, name: str, now: float) -> bool:
         since = self._since.get(name)
-        return since is not None and now - since < LEFT_OUT_SECONDS
+        return since is not None and now - since < self._seconds
 
-    def _all(self, names: Iterable[str]) -> list[str]:
-        self.forget()
+    def _forget(self, names: Sequence[str]) -> list[str]:
+        for name in names:
+            self.record_answer(name)
         return list(names)
 
     def forget(self) -> None:
-        """Let silent names be tried again, because no other name can be used."""
+        """Let all silent names be tried again, because no other name can be used."""
         self._since.clear()
 
     def refuse(self) -> None:

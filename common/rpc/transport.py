@@ -103,7 +103,7 @@ class Transport:
         self._lock, self._has_replies = threading.Lock(), threading.Event()
         self._opener: threading.Thread | None = None
         self._mends_after = 0.0
-        self._checked_at = self._renewed_at = time.monotonic()
+        self._checked_at = time.monotonic()
         self._stops = threading.Event()
         self._watch: threading.Thread | None = None
 
@@ -245,7 +245,7 @@ class Transport:
         self._served.append((target, endpoint))
         self._servers.append(self._start_server(self._transport, target, endpoint))
         if self._watch is None:
-            self._checked_at = self._renewed_at = time.monotonic()
+            self._checked_at = time.monotonic()
             SILENCE.track(lambda: time.monotonic() - self._checked_at)
             self._watch = threading.Thread(
                 target=self._check_queue, name="queue-check", daemon=True
@@ -275,13 +275,16 @@ class Transport:
         probe = Probe(broker.opener(self._conf, self._url))
         target, _ = self._served[0]
         queue = f"{target.topic}.{target.server}"
+        broken_since: float | None = None
         while not self._stops.wait(CHECK_SECONDS):
             try:
                 problem = _find_problem(probe, queue)
                 now = time.monotonic()
                 if not problem:
-                    self._checked_at = self._renewed_at = now
-                elif now - self._renewed_at > MAX_SILENCE_SECONDS:
+                    self._checked_at, broken_since = now, None
+                elif broken_since is None:
+                    broken_since = now
+                elif now - broken_since > MAX_SILENCE_SECONDS:
                     log.warning(
                         "the own queue at the broker does not work, so all connections are opened "
                         "again",
@@ -289,28 +292,41 @@ class Transport:
                         problem=problem,
                         seconds=now - self._checked_at,
                     )
-                    self._renewed_at = now
+                    broken_since = now
                     self._renew()
             except broker.BROKEN as problem:
                 log.info("the own queue cannot be checked", queue=queue, problem=problem)
+                broken_since = None
                 probe.close()
             except Exception:
-                log.exception("the connections to the broker cannot be opened again", queue=queue)
+                log.exception("the check of the own queue failed", queue=queue)
+                probe.close()
         probe.close()
 
     def _renew(self) -> None:
         """Replace all connections. The old ones serve until the new ones do."""
-        transport = self._open_transport()
-        servers = [
-            self._start_server(transport, target, endpoint) for target, endpoint in self._served
-        ]
+        transport, servers = self._open_transport(), []
+        try:
+            for target, endpoint in self._served:
+                servers.append(self._start_server(transport, target, endpoint))
+        except Exception:
+            _close(transport, servers)
+            raise
         with self._lock:
-            old, old_servers = self._transport, self._servers
+            old = self._transport if self._is_closable() else None
+            old_servers = self._servers
             self._transport, self._servers = transport, servers
             self._has_replies, self._opener = threading.Event(), None
         threading.Thread(
             target=_close, args=(old, old_servers, CALLS_SECONDS), name="old-transport", daemon=True
         ).start()
+
+    def _is_closable(self) -> bool:
+        """Return False while the thread of ``_await_replies`` waits for the broker.
+
+        It waits inside the library, whose end would wait for this thread.
+        """
+        return self._opener is None or self._has_replies.is_set()
 
     def close(self) -> None:
         """Stop serving and close the connections.
@@ -320,9 +336,7 @@ class Transport:
         self._stops.set()
         if self._watch is not None:
             self._watch.join(timeout=1)
-        # The opener thread must not be waiting for the broker inside the library any more.
-        is_open = self._opener is None or self._has_replies.is_set()
-        _close(self._transport if is_open else None, self._servers)
+        _close(self._transport if self._is_closable() else None, self._servers)
 
 
 def _find_problem(probe: Probe, queue: str) -> str:

@@ -196,7 +196,8 @@ def definitions(identities: Sequence[Identity], virtual_host: str = "/") -> Json
     have equal definitions. Format: https://www.rabbitmq.com/docs/definitions
     """
     return {
-        "vhosts": [{"name": virtual_host}],
+        # Importing an existing virtual host would reset its description, and "/" always exists.
+        "vhosts": [] if virtual_host == "/" else [{"name": virtual_host}],
         "users": [
             {
                 "name": identity.user,

@@ -33,7 +33,7 @@ GRACE = 8.0
 #: or the broker. Otherwise the installation of a package would wait, and systemd would kill the
 #: process after 90 s.
 PATIENCE = 15.0
-WAITING = "waits for the database or the broker; the log has the reason"
+WAITING = "waits for a service that it needs; the log names it"
 #: Exit status of a process with a wrong configuration, as in sysexits(3). Systemd does not restart
 #: such a process.
 EX_CONFIG = 78
@@ -142,6 +142,7 @@ def run(
     waits.start()
     close = exit_on_config_error(name, lambda: open_up(conf))
     waits.cancel()
+    waits.join()  # Its message must not follow the next one.
     opened.set()
     metrics.serve()
     notify("READY=1\nSTATUS=ready")

@@ -193,7 +193,7 @@ def test_conductor_log_names_command_when_user_may_not_declare_queues(
         admin.channel().queue_delete(host_queue(PREFIX, "h2"))
     world.serve_conductor(CallRecorder(), f"rabbit://narrow:5ecret@127.0.0.1:{broker.port}/")
     assert not world.host("h2", broker.host_url("h2")).wait_until_ready(3)
-    assert "run: kilonova broker add conductor" in caplog.text
+    assert "run: kilonova broker restore" in caplog.text
 
 
 # --- holders of a join token ---

@@ -38,6 +38,7 @@ from common.rpc import (
     broker,
     broker_client,
     conductor,
+    door_watch,
     host_bindings,
     host_bounds,
     host_link,
@@ -54,6 +55,7 @@ from common.security.broker_names import (
     REPORTS,
     exchange,
     host_queue,
+    names_of,
 )
 from common.security.host_keys import AllKeys, Generations, Keys, OwnKeys, Purpose, derive
 from common.service import config
@@ -262,6 +264,61 @@ def test_idle_host_link_closes_at_once(world: World, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(broker_client, "IDLE", 600.0)
     world.serve_conductor(CallRecorder()).close()
     assert host_link.FROM_HOSTS not in {thread.name for thread in threading.enumerate()}
+
+
+# --- further names of queues ---
+def twice(url: str) -> str:
+    """Return the URL of a cluster whose two nodes are the same broker."""
+    place = url.removeprefix("rabbit://").removesuffix("/")
+    return f"rabbit://{place},{place}/"
+
+
+def test_conductor_reaches_host_that_reads_further_name_of_its_queue(world: World) -> None:
+    names = names_of(host_queue(world.prefix, "h1"))
+    with opener(world.conf, world.url)() as connection:
+        host_queues.declare(connection, names[2:])
+    here, recorder = CallRecorder({"x": 1}), CallRecorder((SyncAnswer(3), None))
+    link = world.host("h1", twice(world.url))
+    agent.serve(link, here)
+    assert link.wait_until_ready(30)
+    control = world.serve_conductor(recorder, twice(world.url))
+    assert agent.AgentClient(control).query("h1", "v", {}) == {"x": 1}
+    assert conductor.ConductorClient(link).sync(Sync("h1", 3), 5) == (SyncAnswer(3), None)
+
+
+def test_api_reaches_host_beside_unread_first_name_of_its_queue(world: World) -> None:
+    """The node of the first name has returned, and the host still reads another name."""
+    names = names_of(host_queue(world.prefix, "h1"))
+    with opener(world.conf, world.url)() as connection:
+        host_queues.declare(connection, names[1:])
+    here = CallRecorder({"x": 1})
+    link = world.host("h1", twice(world.url))
+    agent.serve(link, here)
+    assert link.wait_until_ready(30)
+    with opener(world.conf, world.url)() as connection:
+        host_queues.declare(connection, names)
+    api = agent.AgentClient(world.control(twice(world.url)))
+    assert api.query("h1", "v", {}) == {"x": 1}
+    assert here.wait_for(1) == [("v", {})]
+
+
+def test_conductor_declares_its_deleted_queue_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(door_watch, "WATCH_SECONDS", 0.2)
+    recorder = CallRecorder((SyncAnswer(3), None))
+    world.serve_conductor(recorder)
+    with opener(world.conf, world.url)() as connection:
+        connection.default_channel.queue_delete(f"{world.prefix}-{REPORTS}")
+    client = conductor.ConductorClient(world.host())
+
+    def is_answered() -> bool:
+        try:
+            return client.sync(Sync("h1", 3), 1) == (SyncAnswer(3), None)
+        except errors.NoAnswer:
+            return False
+
+    await_true(is_answered, 20)
 
 
 # --- lost messages ---

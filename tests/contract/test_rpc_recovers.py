@@ -109,6 +109,7 @@ def test_rpc_server_serves_again_after_other_connection_took_its_queue(
     assert reach() == "x"
     with Connection(rabbitmq_url.replace("rabbit://", "amqp://")) as broker:
         await_true(lambda: is_taken(broker))
+        # The server opens its connections again in vain.
         time.sleep(2 * transport.MAX_SILENCE_SECONDS)
         assert reach() is None
     await_true(lambda: reach() == "x", 30, "calls arrive again")

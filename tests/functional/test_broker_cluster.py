@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A node of a RabbitMQ cluster is killed, stopped or hangs while servers are created and deleted.
 
-Hosts stay up, actions go on during the fault, and nothing is lost, doubled or stuck.
+Actions go on during the fault, and nothing is lost, doubled or stuck. Hosts stay up, except after a
+node hangs, when a host may be down for some seconds.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from tests.waiting import await_true
 pytestmark = pytest.mark.slice("operations")
 #: Seconds from the beginning of a fault until hosts are heard and actions end again.
 RECOVERY_SECONDS = 60.0
-#: A host counts as heard if its last sign of life is not older.
+#: The greatest age of the last sign of life of a host that is not silent.
 RECENT_SECONDS = 8
 
 
@@ -60,7 +61,7 @@ def cloud(cluster: Cluster, new_cloud: Callable[..., Cloud]) -> Cloud:
 
 @dataclass(frozen=True)
 class Fault:
-    """A fault of a node: its beginning and its end."""
+    """The functions that begin and end a fault of a node."""
 
     begin: Callable[[Cluster, Node], None]
     end: Callable[[Cluster, Node], None]
@@ -73,7 +74,7 @@ FAULTS = {
 }
 
 
-def silent_hosts(cloud: Cloud) -> list[str]:
+def list_silent_hosts(cloud: Cloud) -> list[str]:
     """Return the hosts that count as down, or without a recent sign of life."""
 
     def silent(tx: Connection) -> list[str]:
@@ -96,11 +97,11 @@ class Owner(StrEnum):
     CONDUCTORS = "conductors"
 
 
-def node_of(owner: Owner, cloud: Cloud, cluster: Cluster) -> Node:
+def find_node(owner: Owner, cloud: Cloud, cluster: Cluster) -> Node:
     """Return a node that has queues of this owner."""
     prefix = cloud.network.name
     queue = f"{prefix}-{REPORTS}" if owner is Owner.CONDUCTORS else host_queue(prefix, "h1")
-    node = cluster.node_of(queue, cluster.nodes[0])
+    node = cluster.find_node(queue, cluster.nodes[0])
     assert node is not None, f"the cluster has no queue {queue}"
     return node
 
@@ -137,7 +138,7 @@ class DownHosts:
 def test_actions_end_during_fault_of_node_with_queues(
     kind: str, owner: Owner, cluster: Cluster, cloud: Cloud
 ) -> None:
-    fault, node = FAULTS[kind], node_of(owner, cloud, cluster)
+    fault, node = FAULTS[kind], find_node(owner, cloud, cluster)
     before = cloud.create(6)
     cloud.await_state(before, states.ACTIVE, 60)
     down_hosts = DownHosts(cloud)
@@ -151,9 +152,9 @@ def test_actions_end_during_fault_of_node_with_queues(
         cloud.await_state(before[:3], states.STOPPED, seconds_left(began))
         ended_after = time.monotonic() - began
         await_true(
-            lambda: not silent_hosts(cloud),
+            lambda: not list_silent_hosts(cloud),
             seconds_left(began),
-            lambda: f"a sign of life of {silent_hosts(cloud)}",
+            lambda: f"a sign of life of {list_silent_hosts(cloud)}",
         )
         # A new action is not slower than a lost message allows.
         later = cloud.create(3)
@@ -165,18 +166,21 @@ def test_actions_end_during_fault_of_node_with_queues(
         cloud.begin_action(server, "delete")
     cloud.await_state(afterwards, states.ACTIVE, 60)
     cloud.await_state(during, states.DELETED, 60)
-    await_true(lambda: not silent_hosts(cloud), RECOVERY_SECONDS)
+    await_true(lambda: not list_silent_hosts(cloud), RECOVERY_SECONDS)
     cloud.await_idle()
     down_hosts.close()
     print(
         f"node {node.number} with queues of {owner} {kind}: hosts down {sorted(down_hosts.names)}, "
         f"actions ended after {ended_after:.1f} s, then a create took {usual:.1f} s"
     )
+    if kind != "hanging":  # RabbitMQ notices a hanging node only after net_ticktime.
+        assert down_hosts.names == set()
     created = before + during + later + afterwards
-    doubled = Counter(
+    guest_counts = Counter(
         server
         for driver in cloud.drivers.values()
         for server in {state.server for state in driver.domains()}
     )
-    assert set(doubled) == set(created) - set(during) and set(doubled.values()) == {1}
+    assert set(guest_counts) == set(created) - set(during)
+    assert set(guest_counts.values()) == {1}
     assert cloud.findings() == []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``kilonova broker restore``: all users at the broker again, with today's rights.
+"""``kilonova broker restore``: create or update all users at the broker with today's rights.
 
 For a broker that has lost its data, for a new broker, and after an upgrade that changes rights.
 Passwords stay, so no host and no process needs a new file. The users of hosts follow from the
@@ -32,7 +32,7 @@ from deploy.operator.hosts.broker_users import Management
 
 
 def restore(options: argparse.Namespace) -> int:
-    """Create all users at the broker, or give existing ones their passwords and rights again.
+    """Create all users at the broker, and reset passwords and rights of existing users.
 
     Without a management API, write a file of definitions and print the command that imports it.
     Users of other roles are restored if ``--role-file`` names their configurations. Join tokens
@@ -42,7 +42,7 @@ def restore(options: argparse.Namespace) -> int:
         ConfigError: The secret of conductors is missing, or a configuration is not valid.
         Unavailable: The database or the management API does not answer, or refuses the change.
     """
-    # Each load replaces the configuration of this process, so that of this command comes last.
+    # ``config.load`` replaces the configuration of this process, so the command's own comes last.
     roles = [(path, address_of(config.load(path))) for path in options.role_file or ()]
     conf = config.load(options.config)
     if not conf.host_keys.command_secret:

@@ -51,7 +51,7 @@ def test_process_that_waits_for_database_is_ready_for_systemd_and_ends_at_term(
         try:
             lines = notices.recv(1000).decode().splitlines()
             assert lines[0] == "READY=1"
-            assert lines[1].startswith("STATUS=waits for the database or the broker")
+            assert lines[1].startswith("STATUS=waits for a service that it needs")
         finally:
             process.send_signal(signal.SIGTERM)
         assert process.wait(10) == 0

@@ -38,9 +38,9 @@ def fail(names: SilentNames, name: str, time: Time, seconds: float, error: Excep
 def test_name_without_answer_is_left_out_for_a_while(time: Time) -> None:
     names = SilentNames()
     fail(names, "q", time, 5.0, TimeoutError())
-    assert names.usable(NAMES) == ["q/1", "q/2"]
+    assert names.list_usable(NAMES) == ["q/1", "q/2"]
     time.now += LEFT_OUT_SECONDS
-    assert names.usable(NAMES) == list(NAMES)
+    assert names.list_usable(NAMES) == list(NAMES)
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_name_stays_usable_after_early_or_other_failure(
 ) -> None:
     names = SilentNames()
     fail(names, "q", time, seconds, error)
-    assert names.usable(NAMES) == list(NAMES)
+    assert names.list_usable(NAMES) == list(NAMES)
 
 
 def test_name_with_answer_is_usable_again(time: Time) -> None:
@@ -59,26 +59,26 @@ def test_name_with_answer_is_usable_again(time: Time) -> None:
     fail(names, "q", time, 5.0, TimeoutError())
     with names.request("q", 5.0):
         pass
-    assert names.usable(NAMES) == list(NAMES)
+    assert names.list_usable(NAMES) == list(NAMES)
 
 
 def test_all_names_are_usable_when_each_is_silent(time: Time) -> None:
     names = SilentNames()
     for name in NAMES:
         fail(names, name, time, 5.0, TimeoutError())
-    assert names.usable(NAMES) == list(NAMES)
+    assert names.list_usable(NAMES) == list(NAMES)
 
 
 def test_no_name_is_left_out_with_one_node(time: Time) -> None:
     names = SilentNames(has_nodes=False)
     fail(names, "q", time, 5.0, TimeoutError())
-    assert names.usable(NAMES) == list(NAMES)
+    assert names.list_usable(NAMES) == list(NAMES)
 
 
 def test_only_first_name_is_usable_after_refusal(time: Time) -> None:
     names = SilentNames()
     fail(names, "q", time, 5.0, TimeoutError())
     names.refuse()
-    assert names.usable(NAMES) == ["q"]
+    assert names.list_usable(NAMES) == ["q"]
     time.now += REFUSED_SECONDS
-    assert names.usable(NAMES) == list(NAMES)
+    assert names.list_usable(NAMES) == list(NAMES)
