@@ -43,7 +43,7 @@ Sent = TypeVar("Sent")
 #: Minimum seconds between two replacements of a dead channel, each of which may take some seconds.
 MEND = 5.0
 #: Seconds between two checks of the own queue, and the time without success that is too long.
-CHECK_SECONDS, MAX_SILENCE_SECONDS = 5.0, 30.0
+CHECK_SECONDS, MAX_SILENCE_SECONDS = 5.0, 15.0
 #: Time for calls under way over connections that are replaced.
 CALLS_SECONDS = 15.0
 SILENCE = metrics.Metric(
