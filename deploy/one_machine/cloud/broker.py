@@ -307,4 +307,6 @@ def definitions(broker: Broker) -> str:
             for role in broker_names.ROLES
         ),
     ]
-    return json.dumps(identities.definitions(users), indent=1) + "\n"
+    # A node that loads definitions at its first start makes no virtual host by itself.
+    virtual_host = {"vhosts": [{"name": "/"}]}
+    return json.dumps(identities.definitions(users) | virtual_host, indent=1) + "\n"
