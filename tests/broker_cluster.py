@@ -10,7 +10,7 @@ import signal
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
+from typing import Any
 
 from common.security.broker_names import names_of
 from deploy.one_machine.cloud.broker import Broker
@@ -163,13 +163,8 @@ class Cluster(Servers):
         running = json.loads(text)["running_nodes"]
         return [other for other in self.nodes if f"kilonova{other.number}@localhost" in running]
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: Any) -> None:
         for _, process in self._processes:
             with suppress(ProcessLookupError):  # The node has ended.
                 os.killpg(process.pid, signal.SIGCONT)
-        super().__exit__(kind, value, trace)
+        super().__exit__(*error)

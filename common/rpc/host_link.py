@@ -497,15 +497,14 @@ class ControlSide(_Side):
         self._bindings = HostBindings(
             self._connect,
             self._prefix,
-            lambda: dict(self._door_queues),
+            self._door_queues.copy,
             self._hosts,
             self._quarantine.hosts,
         )
-        self._start_listener()
         self._watch = DoorWatch(
             self._connect,
             self._prefix,
-            lambda: dict(self._door_queues),
+            self._door_queues.copy,
             self._silent_names,
             self._start_listener().reconnect,
             self._answering.check,

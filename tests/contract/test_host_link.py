@@ -273,7 +273,7 @@ def twice(url: str) -> str:
     return f"rabbit://{place},{place}/"
 
 
-def test_conductor_reaches_host_that_reads_further_name_of_its_queue(world: World) -> None:
+def test_conductor_message_reaches_host_reading_further_queue_name(world: World) -> None:
     names = names_of(host_queue(world.prefix, "h1"))
     with opener(world.conf, world.url)() as connection:
         host_queues.declare(connection, names[2:])

@@ -37,7 +37,7 @@ service.run("conductor", config.load(), lambda conf: threading.Event().wait())
 """
 
 
-def test_process_that_waits_for_database_is_ready_for_systemd_and_ends_at_term(
+def test_process_waiting_for_database_notifies_systemd_and_ends_at_sigterm(
     tmp_path: Path,
 ) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notices:

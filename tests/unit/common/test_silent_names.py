@@ -62,14 +62,14 @@ def test_name_with_answer_is_usable_again(time: Time) -> None:
     assert names.list_usable(NAMES) == list(NAMES)
 
 
-def test_all_names_are_usable_when_each_is_silent(time: Time) -> None:
+def test_silent_names_list_all_names_when_every_name_is_silent(time: Time) -> None:
     names = SilentNames()
     for name in NAMES:
         fail(names, name, time, 5.0, TimeoutError())
     assert names.list_usable(NAMES) == list(NAMES)
 
 
-def test_no_name_is_left_out_with_one_node(time: Time) -> None:
+def test_silent_names_keep_silent_name_when_broker_has_one_node(time: Time) -> None:
     names = SilentNames(has_nodes=False)
     fail(names, "q", time, 5.0, TimeoutError())
     assert names.list_usable(NAMES) == list(NAMES)
