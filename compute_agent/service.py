@@ -19,6 +19,7 @@ from pathlib import Path
 
 from oslo_config import cfg
 
+from common import __version__
 from common.domain import errors
 from common.domain.clock import Clock
 from common.domain.command_progress import CommandProgress
@@ -418,7 +419,10 @@ class AgentProcess:
     def _inventory(self) -> HostInventory:
         inventory = self._driver.inventory()
         return dataclasses.replace(
-            inventory, ratios=self._ratios, facts=inventory.facts | self._facts()
+            inventory,
+            ratios=self._ratios,
+            facts=inventory.facts | self._facts(),
+            version=__version__,
         )
 
     def guard(self) -> None:

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 from oslo_config import cfg
 
-from common import access
+from common import __version__, access
 from common.clients.identity import IdentityClient
 from common.clients.network_bindings import Bindings
 from common.domain import errors
@@ -583,7 +583,7 @@ def open_up(conf: cfg.ConfigOpts) -> Callable[[], None]:
 
     def settle_in(tx: Connection) -> None:
         actions.free_leases_of(tx, owner)
-        services.enrol(tx, conf.host, Binary.CONDUCTOR)
+        services.enrol(tx, conf.host, Binary.CONDUCTOR, __version__)
 
     store.write(settle_in)
     conductor = Conductor(

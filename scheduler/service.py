@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from oslo_config import cfg
 
-from common import access
+from common import __version__, access
 from common.domain import errors
 from common.domain.clock import Clock
 from common.domain.errors import ConfigError
@@ -157,7 +157,7 @@ def open_up(conf: cfg.ConfigOpts) -> Callable[[], None]:
     store = guard(Store.open(conf, notifications=NotificationSettings.of(conf)))
     await_version(store)
     transport = Transport(conf, role=SCHEDULER)
-    store.write(lambda tx: services.enrol(tx, conf.host, Binary.SCHEDULER))
+    store.write(lambda tx: services.enrol(tx, conf.host, Binary.SCHEDULER, __version__))
     host_data = read_options(conf)
     proposals = OneAtATime(Proposals(Hosts(store, Clock(), host_data), selection_options))
     reload.takes(*LIVE, then=lambda conf: _apply_options(proposals, host_data, conf))

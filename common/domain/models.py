@@ -321,6 +321,8 @@ class HostInventory:
     #: Facts for filters, among them supported_instances (lists of [architecture, hypervisor type,
     #: vm mode]).
     facts: JsonObject = field(default_factory=dict)
+    #: The version of the agent's code. Agents of 0.1.0 do not send theirs.
+    version: str = "0.1.0"
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,11 @@ COMMANDS: dict[tuple[str, ...], tuple[str, str, str]] = {
         "purge",
         "remove old rows of deleted servers, ended actions and expired tokens",
     ),
+    ("upgrade", "check"): (
+        "deploy.operator.upgrade",
+        "check",
+        "show what is left to do before or after an upgrade of the cloud",
+    ),
     ("doctor",): (
         "deploy.operator.doctor.command",
         "doctor",
@@ -201,6 +206,7 @@ COMMANDS: dict[tuple[str, ...], tuple[str, str, str]] = {
 #: First words of several commands -> help text.
 NOUNS = {
     "database": "the database: upgrade, version, purge",
+    "upgrade": "an upgrade of the cloud: check",
     "cleanup": "pending cleanups: list, retry, cancel",
     "consoles": "open console sessions: list, end",
     "host": "one host: add, verify, rotate, remove, drain, restore, evacuate, removals, adopt, discard (all: hosts)",

@@ -67,22 +67,22 @@ def database(conf: cfg.ConfigOpts) -> str:
 
     Raises:
         Problem: The database does not answer.
-        ConfigError: The database refuses the connection, or has another version than this code
-            needs.
+        ConfigError: The database refuses the connection, or has a version that this code cannot
+            use.
     """
     from common.store import upgrades
     from common.store.engine import Store
-    from common.store.version import remedy
+    from common.store.version import find_needed, is_usable, remedy
 
     access.database(conf)
     store = Store.open(conf, pool=1)
     try:
-        present, needed = upgrades.version(store), upgrades.newest()
+        present = upgrades.version(store)
     finally:
         store.close()
-    if present != needed:
+    if not is_usable(present):
         raise errors.ConfigError(
-            f"the database has version {present or 'none'}, this code needs {needed}. {remedy(present)}"
+            f"the database has version {present or 'none'}, this code needs {find_needed()}. {remedy(present)}"
         )
     return f"{store.dialect_name}, version {present}"
 

@@ -13,6 +13,7 @@ from common.security.vault import Vault
 from common.service import config
 from common.store import upgrades
 from common.store.engine import Store
+from common.store.version import find_needed, is_usable
 from deploy.operator.store import purge as old_rows
 from deploy.operator.store import user_data
 
@@ -69,12 +70,13 @@ def upgrade(options: argparse.Namespace) -> int:
 
 
 def version(options: argparse.Namespace) -> int:
-    """Print the database's version and that needed by this code. Return 1 if they differ."""
+    """Print the version of the database and of this code. Return 1 if the code may not use it."""
     store = Store.open(config.load(options.config), unhurried=True)
-    present, needed = upgrades.version(store), upgrades.newest()
+    present = upgrades.version(store)
     store.close()
-    print(f"the database has version {present or 'none'}, this code needs {needed}")
-    return 0 if present == needed else 1
+    usable = f" and serves code from version {present.usable_from}" if present else ""
+    print(f"the database has version {present or 'none'}{usable}, this code needs {find_needed()}")
+    return 0 if is_usable(present) else 1
 
 
 def purge(options: argparse.Namespace) -> int:

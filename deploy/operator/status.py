@@ -40,7 +40,7 @@ def status(options: argparse.Namespace) -> int:
     waiting_notifications, at = store.read(lambda tx: (outbox.waiting(tx), moment(tx)))
     host_actions_open = store.read(host_actions.list_open)
     store.close()
-    print(f"{'service':<16} {'host':<30} {'state':<16} last sign of life")
+    print(f"{'service':<16} {'host':<30} {'version':<12} {'state':<16} last sign of life")
     is_silent = False
     for row in rows:
         heard_for_service = (
@@ -50,7 +50,8 @@ def status(options: argparse.Namespace) -> int:
         is_silent = is_silent or bool(silent and not row.forced_down)
         state = state_of(row.up, row.forced_down, silent)
         print(
-            f"{row.binary:<16} {row.host:<30} {state + (', disabled' if row.disabled else ''):<16} "
+            f"{row.binary:<16} {row.host:<30} {row.version or 'unknown':<12} "
+            f"{state + (', disabled' if row.disabled else ''):<16} "
             f"{iso(row.seen_at) or 'never'}{silent and f', {silent}'}"
         )
     for title, waiting in ages.items():

@@ -164,6 +164,7 @@ INSTALL = Job("install", "install")
 CINDER = Job("cinder", "cinder", servers=("rabbitmq", "mariadb"))
 FAULTS = Job("faults", "faults", module="tests.fault_matrix")
 NEWCOMER = Job("newcomer", "newcomer", module="tests.newcomer")
+UPGRADE = Job("upgrade", "upgrade")
 #: Jobs that run only by name.
 ALONE = (
     Job("bench", "bench", module="tests.bench"),
@@ -175,6 +176,7 @@ ALONE = (
     CINDER,
     FAULTS,
     NEWCOMER,
+    UPGRADE,
 )
 RINGS = (
     "lint",
@@ -193,6 +195,7 @@ RINGS = (
     "cinder",
     "faults",
     "newcomer",
+    "upgrade",
 )
 
 

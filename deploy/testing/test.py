@@ -168,7 +168,7 @@ def _install(rings: set[str], slices: Sequence[Slice], log: Path) -> None:
         needs.append(("samples of Nova's notifications", lambda: environment.make_samples(log)))
         if plan.CEILOMETER_SLICE in slices:
             needs.append(("Ceilometer", lambda: environment.make_ceilometer(log)))
-    if rings & {"api", "contract", "e2e", plan.CLIENTS.ring}:
+    if rings & {"api", "contract", "e2e", plan.CLIENTS.ring, plan.UPGRADE.ring}:
         needs.append(("Nova's own schemas", lambda: environment.make_nova(log)))
     steps(needs)
 
@@ -295,6 +295,15 @@ def _on_sigterm(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-if __name__ == "__main__":
+def handle_signals() -> None:
+    """Let SIGTERM and SIGINT interrupt this process, so that the jobs remove their clouds.
+
+    A shell starts a command in the background with SIGINT ignored, and the jobs would inherit that.
+    """
     signal.signal(signal.SIGTERM, _on_sigterm)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+if __name__ == "__main__":
+    handle_signals()
     sys.exit(main(lambda: run(sys.argv[1:])))

@@ -19,7 +19,7 @@ from common.domain import ids
 from common.domain.models import Flavor
 from common.store import schema
 from common.store.engine import Store
-from common.store.version import find_needed, guard
+from common.store.version import UPGRADED_TO, USABLE_FROM, find_needed, guard
 from compute_api.placement import app as placement
 from tests.api.conftest import IMAGE, Callers, Cloud
 from tests.log_lines import logged_fields, rendered_lines
@@ -583,9 +583,8 @@ def test_requests_return_503_while_database_has_other_version(cloud: Cloud) -> N
     operator = Store(cloud.store.url)
     for version, status in (("0000", 503), ("9999", 503), (find_needed(), 200)):
         with operator.begin() as tx:
-            tx.execute(
-                sa.text("UPDATE alembic_version SET version_num = :found"), {"found": version}
-            )
+            for table in (UPGRADED_TO, USABLE_FROM):
+                tx.execute(sa.text(f"UPDATE {table} SET version_num = :found"), {"found": version})
         # The connections break.
         cloud.store.engine.dispose()
         answer = cloud.call("GET", "/servers")

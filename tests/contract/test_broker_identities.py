@@ -448,7 +448,11 @@ def test_broker_management_creates_changes_and_removes_users(broker: Broker) -> 
         return True
 
     await_true(lambda: users.make(identity, "/") == "", 20)
+    assert users.users_without_rights([identity], "/") == []
+    older = replace(identity, write="^nothing$")
+    assert users.users_without_rights([older, identity], "/") == [identity.user]
     users.remove(identity.user)
+    assert users.users_without_rights([identity], "/") == [identity.user]
     assert not connects(identity.password)
     users.load(broker_identities.definitions([identity]))
     assert connects(identity.password) and not connects("another")

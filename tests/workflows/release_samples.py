@@ -4,7 +4,8 @@
 Run ``python -m tests.workflows.release_samples deploy/releases/VERSION`` at the commit of the
 release. Every scenario runs on a simulated cloud. The folder gets ``messages.jsonl``, with one
 sample for each kind of message, ``sealed.json`` and ``journal.sql``, which
-``tests/workflows/test_releases.py`` reads.
+``tests/workflows/test_releases.py`` reads, and the tables of each database, which
+``tests/contract/test_store_upgrades.py`` upgrades.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+
+import sqlalchemy as sa
 
 from common.domain import ids, verbs
 from common.domain.command_key import CommandKey, CommandKind
@@ -36,6 +39,7 @@ from common.domain.models import (
 from common.domain.wire import from_wire, to_wire
 from common.rpc.host_messages import pack
 from common.security.host_keys import Purpose, derive
+from common.store import schema
 from compute_agent.journal import Journal
 from tests.schemas import memory_store
 from tests.workflows.scenarios import SCENARIOS, prepare
@@ -147,7 +151,19 @@ def dump_journal(results: list[Result]) -> str:
             return "".join(f"{line}\n" for line in database.iterdump())
 
 
+def record_tables(folder: Path) -> None:
+    """Write the statements that create all tables, one line each, for each database."""
+    for url in ("sqlite://", "postgresql+psycopg://", "mariadb+pymysql://"):
+        statements: list[sa.schema.ExecutableDDLElement] = []
+        engine = sa.create_mock_engine(url, lambda ddl, *_, to=statements, **__: to.append(ddl))
+        schema.metadata.create_all(engine, checkfirst=False)
+        texts = [str(statement.compile(dialect=engine.dialect)) for statement in statements]
+        lines = "".join(f"{' '.join(text.split())};\n" for text in texts)
+        (folder / f"schema-{engine.dialect.name}.sql").write_text(lines)
+
+
 if __name__ == "__main__":
+    record_tables(Path(sys.argv[1]))
     record_scenarios(Path(sys.argv[1]), SCENARIOS)
     recorded = (Path(sys.argv[1]) / "messages.jsonl").read_text()
     if missing := [verb for verb in verbs.VERBS if f'"kind": "Command {verb}"' not in recorded]:

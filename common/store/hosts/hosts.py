@@ -96,7 +96,7 @@ def open_session(
     if booted:
         values["booted_at"] = now()
     tx.execute(sa.update(hosts).where(hosts.c.name == name).values(values))
-    services.enrol(tx, name, Binary.COMPUTE)
+    services.enrol(tx, name, Binary.COMPUTE, inventory.version)
     services.record_return(tx, name)
     return session, booted
 

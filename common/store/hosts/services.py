@@ -36,14 +36,18 @@ NO_PROOF = (
 FEW, MOST = 5, 0.8
 
 
-def enrol(tx: Connection, host: str, binary: str) -> None:
-    """Insert an enabled service, and a heartbeat row with ``up`` True, each only if missing."""
-    if (
-        tx.scalar(
-            sa.select(services.c.id).where(services.c.host == host, services.c.binary == binary)
-        )
-        is None
-    ):
+def enrol(tx: Connection, host: str, binary: str, version: str | None = None) -> None:
+    """Insert an enabled service, and a heartbeat row with ``up`` True, each only if missing.
+
+    Args:
+        tx: The transaction.
+        host: Name of the host.
+        binary: The kind of the service.
+        version: The version of the service's code, which is recorded. None: the version stays.
+    """
+    which = (services.c.host == host, services.c.binary == binary)
+    row = tx.execute(sa.select(services.c.version).where(*which)).first()
+    if row is None:
         insert_ignore(
             tx,
             services,
@@ -55,9 +59,12 @@ def enrol(tx: Connection, host: str, binary: str) -> None:
                 "forced_down": False,
                 "created_at": now(),
                 "updated_at": now(),
+                "version": version,
             },
         )
-        _tell(tx, "service.create", services.c.host == host, services.c.binary == binary)
+        _tell(tx, "service.create", *which)
+    elif version not in (None, row.version):
+        tx.execute(sa.update(services).where(*which).values(version=version))
     insert_ignore(tx, heartbeats, {"host": host, "binary": binary, "seen_at": now(), "up": True})
 
 

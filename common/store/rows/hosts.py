@@ -23,6 +23,7 @@ class ServiceRow(Protocol):
     created_at: int
     updated_at: int
     fenced_at: int | None
+    version: str | None
 
 
 class HeardServiceRow(ServiceRow, Protocol):

@@ -1,8 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Upgrades of the database: numbered files, applied in order by alembic.
 
-``kilonova database upgrade`` calls ``upgrade``. With another version a command ends with an error
-(``check``), and a service waits (``common.store.version``).
+``kilonova database upgrade`` calls ``upgrade``. If this code may not use a database, a command ends
+with an error (``check``), and a service waits (``common.store.version``).
+
+A release and the release before run side by side. So an upgrade adds tables, columns and indices
+that the code before ignores, and a later release removes what no code uses. ``USABLE_FROM``
+of each upgrade is the oldest version of code that may use the database afterwards. An upgrade may
+run again after an interruption, because MariaDB commits each change of a table.
 
 Invariant: alembic is imported only to upgrade, because its import is slow.
 """
@@ -10,48 +15,102 @@ Invariant: alembic is imported only to upgrade, because its import is slow.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import sqlalchemy as sa
 
 from common.domain import errors
+from common.store import schema
 from common.store.engine import Connection, Store
-from common.store.version import find_needed, remedy
+from common.store.version import (
+    UPGRADED_TO,
+    USABLE_FROM,
+    DatabaseVersion,
+    find_needed,
+    is_usable,
+    remedy,
+)
+
+if TYPE_CHECKING:
+    from alembic.config import Config
+
+_usable_from = sa.Table(
+    USABLE_FROM, sa.MetaData(), sa.Column("version_num", sa.String(32), primary_key=True)
+)
 
 
-def upgrade(store: Store) -> tuple[str | None, str]:
-    """Bring the database to the newest version.
+def upgrade(store: Store) -> tuple[DatabaseVersion | None, DatabaseVersion]:
+    """Bring the database to the newest version. A newer database that this code may use stays.
 
     Returns:
         The version before (None: no version), and the newest version. If both are the same, the
         database was not changed.
 
     Raises:
-        Problem: The database is newer than this code.
+        Problem: The database is newer than this code, which may not use the database.
     """
     from alembic import command
+
+    before = version(store)
+    if before and before.is_too_new:
+        raise _mismatch(store, before)
+    if before and before.upgraded_to > find_needed():
+        return before, before
+    with store.begin() as tx:
+        options = _alembic(tx)
+        if before is None:
+            schema.metadata.create_all(tx)
+            command.stamp(options, find_needed())
+        else:
+            if not sa.inspect(tx).has_table(UPGRADED_TO):  # a database of 0.1.0
+                command.stamp(options, before.upgraded_to)
+            command.upgrade(options, find_needed())
+        _record_usable_from(tx, options)
+    after = version(store)
+    assert after is not None
+    return before, after
+
+
+def _alembic(tx: Connection) -> Config:
+    """Return alembic's options for upgrades on this connection."""
     from alembic.config import Config
 
-    before, options = version(store), Config()
-    if before and before > newest():
-        raise _mismatch(store, before)
+    options = Config()
     options.set_main_option("script_location", str(Path(__file__).parent).replace("%", "%%"))
-    with store.begin() as tx:
-        options.attributes["connection"] = tx
-        command.upgrade(options, "head")
-    return before, newest()
+    options.attributes["connection"] = tx
+    return options
 
 
-def version(store: Store) -> str | None:
+def _record_usable_from(tx: Connection, options: Config) -> None:
+    from alembic.script import ScriptDirectory
+
+    newest = ScriptDirectory.from_config(options).get_revision(find_needed())
+    _usable_from.create(tx, checkfirst=True)
+    tx.execute(_usable_from.delete())
+    tx.execute(_usable_from.insert().values(version_num=newest.module.USABLE_FROM))
+
+
+def version(store: Store) -> DatabaseVersion | None:
     """Return the database's version, or None before the first upgrade. Creates no SQLite file."""
     if store.dialect_name == "sqlite" and _is_absent(store.url.database):
         return None
     return store.read(_version)
 
 
-def _version(tx: Connection) -> str | None:
-    if not sa.inspect(tx).has_table("alembic_version"):
+def _version(tx: Connection) -> DatabaseVersion | None:
+    tables = sa.inspect(tx)
+    usable_from = _read(tx, USABLE_FROM) if tables.has_table(USABLE_FROM) else None
+    if usable_from is None:
         return None
-    found: str | None = tx.scalar(sa.text("SELECT version_num FROM alembic_version"))
+    # A database of 0.1.0 has no other number.
+    has_both = tables.has_table(UPGRADED_TO)
+    return DatabaseVersion(
+        (_read(tx, UPGRADED_TO) if has_both else None) or usable_from, usable_from
+    )
+
+
+def _read(tx: Connection, table: str) -> str | None:
+    found: str | None = tx.scalar(sa.text(f"SELECT version_num FROM {table}"))  # noqa: S608
     return found
 
 
@@ -60,25 +119,20 @@ def _is_absent(file: str | None) -> bool:
     return bool(file) and file != ":memory:" and not Path(str(file)).exists()
 
 
-def newest() -> str:
-    """Return the version that this code needs."""
-    return find_needed()
-
-
 def check(store: Store) -> None:
-    """Check that the database has the version that this code needs.
+    """Check that this code may use the database.
 
     Raises:
         Problem: The database must be upgraded, or is newer than this code.
     """
     found = version(store)
-    if found != newest():
+    if not is_usable(found):
         raise _mismatch(store, found)
 
 
-def _mismatch(store: Store, found: str | None) -> errors.Problem:
+def _mismatch(store: Store, found: DatabaseVersion | None) -> errors.Problem:
     where = store.url.render_as_string(hide_password=True)
     return errors.Problem(
-        f"The database {where} is at version {found or 'none'}, this code needs {newest()}. "
+        f"The database {where} is at version {found or 'none'}, this code needs {find_needed()}. "
         f"If [database] url names the right database: {remedy(found)}"
     )

@@ -52,14 +52,8 @@ def restore(options: argparse.Namespace) -> int:
         )
     store = Store.open(conf)
     upgrades.check(store)
-    hosts = _of_hosts(store, conf)
+    hosts, others = identities_of_hosts(store, conf), identities_of_processes(conf, roles)
     store.close()
-    others = [
-        identity
-        for identity in _of_processes(conf, roles)
-        # A change would take away the tag of an administrator.
-        if identity.user != unquote(urlsplit(conf.host_keys.management_url).username or "")
-    ]
     virtual_host = address_of(conf).virtual_host or "/"
     definitions = broker_identities.definitions([*others, *hosts], virtual_host)
     if conf.host_keys.management_url:
@@ -81,13 +75,32 @@ def restore(options: argparse.Namespace) -> int:
     return 0
 
 
-def _of_hosts(store: Store, conf: cfg.ConfigOpts) -> list[Identity]:
+def identities_of_hosts(store: Store, conf: cfg.ConfigOpts) -> list[Identity]:
+    """Return the users of all hosts at the broker."""
     keys = host_keys.of_all(store, conf)
     return [
         broker_identities.of_host(
             host, keys.broker_password(host, keys.newest(host, Purpose.COMMAND).generation)
         )
         for host in sorted(keys.hosts())
+    ]
+
+
+def identities_of_processes(
+    conf: cfg.ConfigOpts, role_addresses: Iterable[tuple[str, BrokerAddress]] = ()
+) -> list[Identity]:
+    """Return the users of the processes of the control plane, without the administrator.
+
+    The administrator is the user of the management API. A change would take away its tag.
+
+    Raises:
+        ConfigError: The user in the configuration of a role is not a user of a role.
+    """
+    administrator = unquote(urlsplit(conf.host_keys.management_url).username or "")
+    return [
+        identity
+        for identity in _of_processes(conf, role_addresses)
+        if identity.user != administrator
     ]
 
 

@@ -121,6 +121,19 @@ class Management:
         """
         self._call("POST", "definitions", definitions, seconds=LOAD_SECONDS)
 
+    def users_without_rights(self, identities: Sequence[Identity], virtual_host: str) -> list[str]:
+        """Return the users that are missing at the broker or have other permissions than today's.
+
+        Raises:
+            Unavailable: The management API does not answer, or refuses the request.
+        """
+        present = self._call("GET", "permissions").json()
+        return [
+            identity.user
+            for identity in identities
+            if identity.permissions(virtual_host) not in present
+        ]
+
     def disconnect(self, user: str) -> str:
         self._call("DELETE", f"connections/username/{quote(user, safe='')}", missing=True)
         return ""
@@ -136,8 +149,8 @@ class Management:
         body: dict[str, Any] | None = None,
         missing: bool = False,
         seconds: float = SECONDS,
-    ) -> None:
-        """Send a request to the management API, and ignore the body of the answer.
+    ) -> requests.Response:
+        """Send a request to the management API, and return the answer.
 
         Args:
             method: The HTTP method.
@@ -162,6 +175,7 @@ class Management:
                 f"The broker's management API at {self._url} refuses {method} {path}: "
                 f"{answer.status_code} {answer.text[:200]}"
             )
+        return answer
 
 
 class ByHand:

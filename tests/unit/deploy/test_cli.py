@@ -25,6 +25,7 @@ from common.store import schema
 from common.store.engine import Store, now
 from common.store.notifications import outbox
 from common.store.servers import console_tokens, guests
+from common.store.version import UPGRADED_TO, USABLE_FROM
 from deploy.operator import doctor
 from deploy.operator.commands import ARGUMENTS, COMMANDS
 from deploy.operator.config import text
@@ -162,11 +163,11 @@ def test_database_upgrade_refuses_database_newer_than_the_code(
 ) -> None:
     main(["--config", str(conf), "database", "upgrade"])
     store = Store.open(config.load(str(conf)))
-    store.write(lambda tx: tx.execute(sa.text("UPDATE alembic_version SET version_num = '9999'")))
+    store.write(lambda tx: tx.execute(sa.text(f"UPDATE {USABLE_FROM} SET version_num = '9999'")))
     store.close()
     assert main(["--config", str(conf), "database", "upgrade"]) == 1
     output = capsys.readouterr().err
-    assert "is at version 9999" in output and "install the release" in output
+    assert "this code needs" in output and "install the release" in output
 
 
 def test_database_upgrade_seals_user_data_only_when_secret_key_is_set(
@@ -334,7 +335,8 @@ def test_command_on_newer_database_asks_for_newer_release(
     main(["--config", str(conf), "database", "upgrade"])
     store = Store(f"sqlite:///{tmp_path}/k.db")
     with store.begin() as tx:
-        tx.execute(sa.text("UPDATE alembic_version SET version_num = '9999'"))
+        for table in (UPGRADED_TO, USABLE_FROM):
+            tx.execute(sa.text(f"UPDATE {table} SET version_num = '9999'"))
     store.close()
     assert main(["--config", str(conf), "hosts"]) != 0
     output = capsys.readouterr().err

@@ -7,6 +7,7 @@ The tests cover the assignment of tests, the results of jobs, and the end of int
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -302,3 +303,16 @@ def test_jobs_close_interrupts_running_jobs_and_starts_no_more(tmp_path: Path) -
     run.close()
     tidied = [path for path in tmp_path.glob("*.xml") if path.read_text() == "tidied"]
     assert len(tidied) == len(list_begun()) == SIDE_BY_SIDE
+
+
+def test_job_can_be_interrupted_when_the_command_runs_in_the_background() -> None:
+    """A shell ignores SIGINT in a background command, and processes inherit that."""
+    code = (
+        "import signal, subprocess, sys\n"
+        "from deploy.testing.test import handle_signals\n"
+        "signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
+        "handle_signals()\n"
+        "sys.exit(subprocess.call([sys.executable, '-c', 'import signal, sys; "
+        "sys.exit(signal.getsignal(signal.SIGINT) is not signal.default_int_handler)']))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False, cwd=ROOT).returncode == 0

@@ -1,19 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Create all tables.
+"""The tables of the release 0.1.0.
 
-Before the release of 0.1.0, the schema of the code is the only one, so databases of earlier commits
-must be created anew. The release writes the tables into this file, because later upgrades start
-from them.
+A new database gets the newest tables at once, so no database is upgraded to this version.
 """
-
-from alembic import op
-
-from common.store.schema import metadata
 
 revision = "0001"
 down_revision = None
+USABLE_FROM = "0001"
 
 
 def upgrade() -> None:
-    """Create all tables of the schema."""
-    metadata.create_all(op.get_bind())
+    """Do nothing, because databases of this version exist already."""
