@@ -29,7 +29,7 @@ from deploy.one_machine.cloud.cloud import Ports
 from deploy.one_machine.lab_hosts import Facts, Lab
 from deploy.one_machine.machine.abilities import FOR_NETWORKS, Ability
 from deploy.testing.servers import free_ports
-from tests.e2e.guests import SOON, Guest, clear, give_address, make, orphans, remove
+from tests.e2e.guests import SOON, Guest, clear, give_address, make, orphans
 from tests.e2e.lab import LiveLab
 from tests.e2e.live import Live, Rest
 from tests.e2e.watcher import Watcher
@@ -144,7 +144,7 @@ class Pair:
 
     def remove(self) -> None:
         for guest in (self.near, self.far):
-            remove(guest)
+            guest.remove()
 
 
 def make_pair(cloud: Live) -> Pair:

@@ -48,12 +48,49 @@ def clear(rest: Rest, keep: Container[str] = ()) -> None:
 
 
 @dataclass(frozen=True)
-class Guest:
-    """A guest with a floating address. Commands run in the guest as ``user``."""
+class LiveServer:
+    """A server of demo, whose name is also the guest's host name."""
 
     live: Live
     server: str
     name: str
+
+    @property
+    def rest(self) -> Rest:
+        return self.live.rest()
+
+    def interfaces(self) -> dict[str, dict[str, Any]]:
+        """Return the guest's interfaces from the API, by port."""
+        interfaces = self.rest.call("GET", f"/servers/{self.server}/os-interface").body[
+            "interfaceAttachments"
+        ]
+        return {interface["port_id"]: interface for interface in interfaces}
+
+    def host(self) -> int:
+        """Return the number of the guest's host, counted from 1."""
+        shown = self.live.rest("kilonova-admin").server(self.server)
+        return self.live.cloud.hosts.index(shown["OS-EXT-SRV-ATTR:host"]) + 1
+
+    def fixed_address(self) -> str:
+        """Return the fixed address on the shared network."""
+        [entry] = [
+            address["addr"]
+            for address in self.rest.server(self.server)["addresses"][PRIVATE]
+            if address["OS-EXT-IPS:type"] == "fixed"
+        ]
+        return str(entry)
+
+    def remove(self) -> None:
+        """Delete the server, and wait until nothing is left of it."""
+        self.rest.insist("DELETE", f"/servers/{self.server}", expected=(204, 404))
+        self.rest.await_gone(self.server)
+        self.live.await_removed(self.server, SETTLE)
+
+
+@dataclass(frozen=True)
+class Guest(LiveServer):
+    """A guest with a floating address. Commands run in the guest as ``user``."""
+
     floating: str
     user: str = "root"
 
@@ -153,34 +190,16 @@ class Guest:
         )
         return self
 
-    @property
-    def rest(self) -> Rest:
-        return self.live.rest()
-
-    def interfaces(self) -> dict[str, dict[str, Any]]:
-        """Return the guest's interfaces from the API, by port."""
-        interfaces = self.rest.call("GET", f"/servers/{self.server}/os-interface").body[
-            "interfaceAttachments"
-        ]
-        return {interface["port_id"]: interface for interface in interfaces}
-
-    def host(self) -> int:
-        """Return the number of the guest's host, counted from 1."""
-        shown = self.live.rest("kilonova-admin").server(self.server)
-        return self.live.cloud.hosts.index(shown["OS-EXT-SRV-ATTR:host"]) + 1
-
     def mac(self) -> str:
         """Return the MAC address of the first interface, read in the guest."""
         return self.run("cat /sys/class/net/eth0/address").strip()
 
-    def fixed_address(self) -> str:
-        """Return the fixed address on the shared network."""
-        [entry] = [
-            address["addr"]
-            for address in self.rest.server(self.server)["addresses"][PRIVATE]
-            if address["OS-EXT-IPS:type"] == "fixed"
-        ]
-        return str(entry)
+    def remove(self) -> None:
+        """Delete the server and its floating address, and wait until nothing is left."""
+        network = self.live.seed.demo.network
+        for address in network.ips(floating_ip_address=self.floating):
+            network.delete_ip(address)
+        super().remove()
 
 
 def give_address(live: Live, server: str) -> str:
@@ -215,15 +234,23 @@ def make(live: Live, name: str, **more: Any) -> Guest:
     The function waits for the status ACTIVE, but not for the boot. ``more`` has further fields of
     the create request.
     """
+    server = create_server(live, name, **{"key_name": KEY, **more})
+    return Guest(live, server, name, give_address(live, server))
+
+
+def create_server(live: Live, name: str, **more: Any) -> str:
+    """Create a server of demo on the shared network, wait for ACTIVE, and return the id."""
     rest = live.rest()
     network = next(iter(live.seed.demo.network.networks(name=PRIVATE)))
-    server = rest.create(
-        image=live.image(),
-        name=name,
-        **{"flavor": live.flavor(), "networks": [{"uuid": network.id}], "key_name": KEY, **more},
-    )
+    fields = {
+        "image": live.image(),
+        "flavor": live.flavor(),
+        "networks": [{"uuid": network.id}],
+        **more,
+    }
+    server = rest.create(name=name, **fields)
     rest.await_status(server, "ACTIVE")
-    return Guest(live, server, name, give_address(live, server))
+    return server
 
 
 #: The user data of a witness. The script writes behind the image's partition of the disk: "canary"
@@ -323,7 +350,7 @@ def witness(
         new_witness.read_state()
         yield new_witness
     finally:
-        remove(new_witness)
+        new_witness.remove()
 
 
 @dataclass
@@ -363,16 +390,6 @@ def listener(guest: Guest, pause: float = 0.05) -> Iterator[PingReplies]:
         ]
 
 
-def remove(guest: Guest) -> None:
-    """Delete a guest and its floating address, and wait until the guest has no leftovers."""
-    network = guest.live.seed.demo.network
-    for address in network.ips(floating_ip_address=guest.floating):
-        network.delete_ip(address)
-    guest.rest.insist("DELETE", f"/servers/{guest.server}", expected=(204, 404))
-    guest.rest.await_gone(guest.server)
-    guest.live.await_removed(guest.server, SETTLE)
-
-
 @contextmanager
 def guest(live: Live, name: str, **more: Any) -> Iterator[Guest]:
     """Create a guest for the block, and wait for ssh."""
@@ -380,7 +397,7 @@ def guest(live: Live, name: str, **more: Any) -> Iterator[Guest]:
     try:
         yield new_guest.await_ssh()
     finally:
-        remove(new_guest)
+        new_guest.remove()
 
 
 def orphans(live: Live) -> list[str]:

@@ -10,9 +10,9 @@ from __future__ import annotations
 import pytest
 
 from deploy.one_machine.cloud import process_control
-from tests.e2e.guests import Witness, witness
 from tests.e2e.lab import SILENCE, LiveLab
 from tests.e2e.live import BOOT, SETTLE
+from tests.e2e.mini_guest import MiniGuest, mini_guest
 from tests.e2e.test_moves import read_migration
 from tests.waiting import await_true
 
@@ -24,7 +24,7 @@ HOST, FENCE_AFTER = "lab2", 10
 def test_ha_fences_unreachable_host_and_evacuates_its_servers(lab: LiveLab) -> None:
     """The host is cut off and its guests still run, so the fencing hook stops them first."""
     with (
-        witness(lab, "orphan", host=HOST) as guest,
+        mini_guest(lab, "orphan", host=HOST) as guest,
         lab.configure("conductor", ha={"evacuate": "true", "after": "10"}),
     ):
         lab.strike("cut", HOST)
@@ -36,7 +36,7 @@ def test_ha_fences_unreachable_host_and_evacuates_its_servers(lab: LiveLab) -> N
         assert lab.lab.state(HOST) == "off" and lab.find_domains(guest.server) == {
             new_host: "running"
         }
-        guest.await_ssh()
+        guest.read_state()
         lab.strike("start", HOST)
         lab.await_host(HOST)
         await_true(
@@ -53,7 +53,7 @@ def test_fence_after_option_stops_guests_while_host_is_cut_off(lab: LiveLab) -> 
     The second time, the agent starts while the host is cut off.
     """
     agent, settings = f"agent-{lab.lab.number(HOST)}", {"fence_after": str(FENCE_AFTER)}
-    with witness(lab, "castaway", host=HOST) as guest:
+    with mini_guest(lab, "castaway", host=HOST) as guest:
         before, session = guest.read_state(), lab.registration(HOST)[1]
         with lab.configure(agent, host=HOST, agent=settings):
             await_true(
@@ -68,12 +68,11 @@ def test_fence_after_option_stops_guests_while_host_is_cut_off(lab: LiveLab) -> 
             await_off(lab, guest)
             lab.strike("heal", HOST)
             await_on(lab, guest)
-            guest.await_ssh()
             after = guest.read_state()
             assert after.canary == before.canary and after.run != before.run
 
 
-def await_off(lab: LiveLab, guest: Witness) -> None:
+def await_off(lab: LiveLab, guest: MiniGuest) -> None:
     await_true(
         lambda: lab.find_domains(guest.server) == {HOST: "shutoff"},
         FENCE_AFTER + SETTLE,
@@ -81,7 +80,7 @@ def await_off(lab: LiveLab, guest: Witness) -> None:
     )
 
 
-def await_on(lab: LiveLab, guest: Witness) -> None:
+def await_on(lab: LiveLab, guest: MiniGuest) -> None:
     await_true(
         lambda: lab.find_domains(guest.server) == {HOST: "running"},
         SETTLE,

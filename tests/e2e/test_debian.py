@@ -15,7 +15,7 @@ import pytest
 from deploy.one_machine.connectivity import KEY, PRIVATE
 from deploy.packages import ROOT
 from deploy.progress import run
-from tests.e2e.guests import Guest, give_address, remove
+from tests.e2e.guests import Guest, give_address
 from tests.e2e.live import SETTLE, Live
 from tests.waiting import await_true
 
@@ -73,7 +73,7 @@ def debians(cloud: Live, image: str) -> Iterator[dict[str, Guest]]:
         guests[source] = Guest(cloud, server, name, give_address(cloud, server), user=USER)
     yield guests
     for guest in guests.values():
-        remove(guest)
+        guest.remove()
     cloud.seed.admin.image.delete_image(image)
     cloud.assert_healthy()
 

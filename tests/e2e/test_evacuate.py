@@ -12,9 +12,9 @@ from contextlib import ExitStack
 
 import pytest
 
-from tests.e2e.guests import Witness, witness
 from tests.e2e.lab import SILENCE, LiveLab
 from tests.e2e.live import BOOT, SETTLE
+from tests.e2e.mini_guest import MiniGuest, mini_guest
 from tests.e2e.test_moves import admin, ask, read_migration
 from tests.waiting import await_true
 
@@ -28,7 +28,7 @@ def is_forced_down(lab: LiveLab, host: str) -> bool:
 
 
 def test_evacuate_after_power_cut_rebuilds_server_and_old_host_drops_guest(lab: LiveLab) -> None:
-    with witness(lab, "lost", host=HOST) as guest:
+    with mini_guest(lab, "lost", host=HOST) as guest:
         before = guest.read_state()
         lab.strike("kill", HOST)
         reply = admin(lab).act(guest.server, "evacuate", {})
@@ -41,7 +41,6 @@ def test_evacuate_after_power_cut_rebuilds_server_and_old_host_drops_guest(lab: 
         assert new_host != HOST and is_forced_down(lab, HOST), "the hook has made sure"
         ask(guest.rest, guest, "os-start")
         guest.rest.await_status(guest.server, "ACTIVE")
-        guest.await_ssh()
         assert guest.read_state().canary != before.canary, "made of its image again"
         removals = lab.kilonova("host", "removals")
         assert guest.server in removals.stdout and HOST in removals.stdout, removals
@@ -64,7 +63,7 @@ def test_evacuate_of_cut_off_host_needs_fencing_hook_and_else_returns_400(lab: L
 
     Evacuation fences the host first. After the return of the host, the guests are removed there.
     """
-    with witness(lab, "island", host=HOST) as guest:
+    with mini_guest(lab, "island", host=HOST) as guest:
         lab.strike("cut", HOST)
         lab.await_host(HOST, "down", SILENCE)
         with lab.configure("conductor", "api", conductor={"fencing_hook": ""}):
@@ -82,7 +81,7 @@ def test_evacuate_of_cut_off_host_needs_fencing_hook_and_else_returns_400(lab: L
         new_host = lab.host_of(guest.server)
         assert new_host != HOST and lab.find_domains(guest.server) == {new_host: "running"}
         assert lab.lab.state(HOST) == "off"
-        guest.await_ssh()
+        guest.read_state()
         lab.strike("start", HOST)
         lab.await_host(HOST)
         await_true(
@@ -95,7 +94,7 @@ def test_evacuate_of_cut_off_host_needs_fencing_hook_and_else_returns_400(lab: L
 
 def test_evacuate_keeps_disk_on_shared_storage(shared_lab: LiveLab) -> None:
     lab = shared_lab
-    with witness(lab, "kept", host=HOST) as guest:
+    with mini_guest(lab, "kept", host=HOST) as guest:
         before = guest.read_state()
         lab.strike("kill", HOST)
         lab.await_host(HOST, "down", SILENCE)
@@ -106,7 +105,6 @@ def test_evacuate_keeps_disk_on_shared_storage(shared_lab: LiveLab) -> None:
         )
         assert evacuated.status == 200, evacuated
         guest.rest.await_status(guest.server, "ACTIVE", BOOT)
-        guest.await_ssh()
         after = guest.read_state()
         assert after.canary == before.canary and after.run != before.run
         lab.seed.admin.compute.update_service_forced_down(service, forced=False)
@@ -130,8 +128,9 @@ def test_host_drain_moves_four_running_and_one_stopped_guest(lab: LiveLab) -> No
     The host is empty and disabled afterwards.
     """
     with ExitStack() as stack:
-        guests: list[Witness] = [
-            stack.enter_context(witness(lab, f"tenant{number}", host=HOST)) for number in range(5)
+        guests: list[MiniGuest] = [
+            stack.enter_context(mini_guest(lab, f"tenant{number}", host=HOST))
+            for number in range(5)
         ]
         before = [guest.read_state() for guest in guests]
         ask(guests[4].rest, guests[4], "os-stop")

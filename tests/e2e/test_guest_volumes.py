@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from deploy.one_machine.connectivity import KEY, PRIVATE
-from tests.e2e.guests import Guest, give_address, remove
+from tests.e2e.guests import Guest, give_address
 from tests.e2e.live import Live
 from tests.waiting import await_true
 
@@ -64,11 +64,11 @@ def test_volume_keeps_data_after_server_delete(cloud: Live, empty_storage: None)
     first = boot_from_volume(cloud, "first-of-two", "--boot-from-volume 1 --image tiny")
     [attached] = cloud.rest().server(first.server)["os-extended-volumes:volumes_attached"]
     write(first, "/dev/vda")
-    remove(first)
+    first.remove()
     await_true(lambda: is_free(cloud, attached["id"]), 60, "the volume is free")
     second = boot_from_volume(cloud, "second-of-two", f"--volume {attached['id']}")
     assert read(second, "/dev/vda") == MARK
-    remove(second)
+    second.remove()
 
 
 def test_volume_attach_and_detach_on_running_guest_keep_data(
@@ -87,7 +87,7 @@ def test_volume_attach_and_detach_on_running_guest_keep_data(
     cloud.openstack(f"server add volume has-data {volume}")
     await_true(lambda: guest.can_run("test -b /dev/vdb"), 30, "the guest sees it")
     assert read(guest, "/dev/vdb") == MARK
-    remove(guest)
+    guest.remove()
 
 
 def read_serials(guest: Guest) -> dict[str, str]:
@@ -124,4 +124,4 @@ def test_volume_device_names_of_api_and_guest_agree(cloud: Live, empty_storage: 
     cloud.openstack(f"server add volume counts-disks {volumes[2]}")
     await_true(lambda: len(read_serials(guest)) == 3, 30, "the guest sees it")
     assert read_serials(guest) == read_attachments(cloud, guest)
-    remove(guest)
+    guest.remove()

@@ -11,6 +11,7 @@ import pytest
 from deploy.one_machine.cloud.process_control import find_process
 from tests.e2e.lab import SILENCE, LiveLab
 from tests.e2e.live import BOOT, SETTLE
+from tests.e2e.mini_guest import find_image
 from tests.e2e.storm import descendants, frozen
 from tests.waiting import await_true, is_true_within
 
@@ -31,7 +32,7 @@ def test_frozen_host_starts_no_second_guest_after_lease_of_build_ended(lab: Live
     agent = list_pids(lab, "agent")
     with ExitStack() as frozen_processes:
         with lab.only(2), frozen(list_pids(lab, "libvirtd")):
-            server = rest.create(image=lab.image(), flavor=lab.flavor(), name="late")
+            server = rest.create(image=find_image(lab), flavor=lab.flavor(), name="late")
             await_true(lambda: lab.is_at_step(server, "build"), SETTLE, lambda: rest.server(server))
             # The agent does not report the start of the command.
             time.sleep(3)

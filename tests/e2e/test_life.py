@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from deploy.one_machine.cloud import process_control, processes
 from deploy.one_machine.cloud.process_control import find_process
-from tests.e2e.guests import witness
+from tests.e2e.guests import Witness, WitnessState, witness
 from tests.e2e.lab import LiveLab
 from tests.e2e.live import BOOT
-from tests.e2e.test_moves import admin, ask, check_rebooted, ensure_flavor, read_disk_size
+from tests.e2e.test_moves import admin, ask, ensure_flavor
 from tests.waiting import await_true
 
 
@@ -39,6 +39,19 @@ def kill_every_process(lab: LiveLab) -> None:
         60,
         lambda: {name: (pid, find_process(lab.cloud, name)) for name, pid in killed.items()},
     )
+
+
+def check_rebooted(guest: Witness, before: WitnessState) -> WitnessState:
+    """Wait for ssh, and check that the guest has rebooted with the same disk."""
+    guest.await_ssh()
+    after = guest.read_state()
+    assert after.canary == before.canary and after.run != before.run
+    return after
+
+
+def read_disk_size(guest: Witness) -> int:
+    """Return the size of the first disk in bytes, as the guest sees it."""
+    return int(guest.run("cat /sys/block/vda/size")) * 512
 
 
 def test_guest_survives_resize_live_migration_and_killed_processes(lab: LiveLab) -> None:

@@ -43,9 +43,9 @@ from deploy.one_machine.cloud.process_control import find_process
 from deploy.one_machine.services.network.host_keys import HEADER, wiring_key
 from deploy.packages import ROOT
 from tests.broker_attempts import attempts
-from tests.e2e.guests import Witness, witness
 from tests.e2e.lab import LiveLab
 from tests.e2e.live import BOOT
+from tests.e2e.mini_guest import MiniGuest, mini_guest
 from tests.thief import Thief
 from tests.waiting import await_true
 
@@ -120,25 +120,25 @@ def freeze_agent(lab: LiveLab) -> Iterator[None]:
         os.kill(agent, signal.SIGCONT)
 
 
-def read_guest_data(lab: LiveLab, guest: Witness) -> tuple[Any, ...]:
+def read_guest_data(lab: LiveLab, guest: MiniGuest) -> tuple[Any, ...]:
     """Return the data of a guest that a thief could change."""
     [row] = lab.rows(
         "SELECT vm_state, task_state, power_state, host, fence FROM servers WHERE id = ?",
         guest.server,
     )
     events = lab.rows("SELECT id, state FROM actions WHERE server_id = ? ORDER BY id", guest.server)
-    witness_state = guest.read_state()
+    guest_state = guest.read_state()
     return (
         tuple(row),
         [tuple(event) for event in events],
         lab.find_domains(guest.server),
-        witness_state.canary,
-        witness_state.run,
+        guest_state.canary,
+        guest_state.run,
     )
 
 
 def test_thief_with_root_on_one_host_harms_no_other_host_or_guest(lab: LiveLab) -> None:
-    with witness(lab, "theirs", host=OTHER) as guest:
+    with mini_guest(lab, "theirs", host=OTHER) as guest:
         before = read_guest_data(lab, guest)
         booty = collect_loot(lab)
         check_loot_has_no_secret_of_cloud(lab, booty)
@@ -151,6 +151,8 @@ def test_thief_with_root_on_one_host_harms_no_other_host_or_guest(lab: LiveLab) 
         lab.await_host(STOLEN)
         assert read_guest_data(lab, guest) == before
         assert lab.find_domains(guest.server) == {OTHER: "running"}
+    assert "refused in its name" in lab.doctor().stdout
+    lab.forget_refusals()
 
 
 def check_loot_has_no_secret_of_cloud(lab: LiveLab, booty: Loot) -> None:
@@ -177,7 +179,7 @@ def check_broker_refuses_thief(lab: LiveLab, booty: Loot) -> None:
             pytest.fail(f"a thief may {operation}")
 
 
-def check_reports_change_no_other_host(lab: LiveLab, booty: Loot, guest: Witness) -> None:
+def check_reports_change_no_other_host(lab: LiveLab, booty: Loot, guest: MiniGuest) -> None:
     server = guest.server
     [(fence,)] = lab.rows("SELECT fence FROM servers WHERE id = ?", server)
     keys = [
@@ -204,7 +206,7 @@ def check_reports_change_no_other_host(lab: LiveLab, booty: Loot, guest: Witness
             thief.send_report(host=OTHER, changed=[DomainState(server, states.SHUTDOWN, fence)])
 
 
-def check_services_refuse_thief(lab: LiveLab, booty: Loot, guest: Witness) -> None:
+def check_services_refuse_thief(lab: LiveLab, booty: Loot, guest: MiniGuest) -> None:
     cloud, server = lab.cloud, guest.server
     [(project, address)] = [
         (row[0], guest.fixed_address())
@@ -269,7 +271,7 @@ def check_services_refuse_thief(lab: LiveLab, booty: Loot, guest: Witness) -> No
         )
 
 
-def check_transfer_refuses_thief(lab: LiveLab, booty: Loot, guest: Witness) -> None:
+def check_transfer_refuses_thief(lab: LiveLab, booty: Loot, guest: MiniGuest) -> None:
     """Check that the other host serves no files to the thief without the secret of a move.
 
     Here no move is running, so no secret is valid.
@@ -317,7 +319,7 @@ def check_libvirtd_refuses_thief(lab: LiveLab, booty: Loot) -> None:
     files, ports = certificates.of(cloud, STOLEN), [16514, 16509, LIVE_MIGRATION_PORT]
     arguments = json.dumps([cloud.host_address(lab.lab.number(OTHER)), ports, files])
     with (
-        witness(lab, "passing", host=THIRD, migrates=True) as guest,
+        mini_guest(lab, "passing", host=THIRD) as guest,
         run_in_namespace(cloud.underlay.namespace(number), CALL_SCRIPT, arguments) as calls,
     ):
         before = guest.read_state()

@@ -245,7 +245,7 @@ def writer_guest(live: Live, name: str) -> Iterator[WriterGuest]:
         guest.await_ssh(3 * BOOT, guests.PATIENT)
         yield WriterGuest(live, guest)
     finally:
-        guests.remove(guest)
+        guest.remove()
 
 
 def test_volume_kill_steps_and_exceptions_cover_each_workflow_step() -> None:

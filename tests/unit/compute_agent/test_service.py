@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from common import __version__
 from common.domain import errors
 from common.domain.command_progress import CommandPhase, CommandProgress
 from common.domain.models import (
@@ -167,11 +168,12 @@ def rig() -> Iterator[Rig]:
 
 
 def build_expected_inventory(driver: MemoryDriver) -> HostInventory:
-    """Build the inventory that the agent reports: the driver's, with ratios and facts."""
+    """Build the inventory that the agent reports: the driver's, with ratios, facts and version."""
     return replace(
         driver.host.size,
         ratios=RATIOS,
         facts=driver.host.size.facts | {"transfer": "192.0.2.7:16599"},
+        version=__version__,
     )
 
 
