@@ -144,6 +144,18 @@ def test_outbox_row_is_written_only_when_action_begin_commits(notifying_store: S
     assert row.body["object"]["task_state"] == "powering-off"
 
 
+def test_supersede_of_ended_action_writes_no_further_outbox_row(notifying_store: Store) -> None:
+    """After a restore of the database, an ended action may still hold its server."""
+    server = add_servers(notifying_store)[0]
+    action = begin(notifying_store, server)
+    for _ in range(2):
+        notifying_store.write(lambda tx: actions.supersede(tx, action))
+    assert [row.event for row in read_outbox(notifying_store)] == [
+        "instance.power_off.start",
+        "instance.power_off.error",
+    ]
+
+
 def test_outbox_rows_contain_no_secret(notifying_store: Store) -> None:
     server = add_servers(notifying_store)[0]
     for key in ("os-stop", "delete"):

@@ -234,7 +234,7 @@ def supersede(tx: Connection, action_id: str) -> None:
     next action can see when the old conductor has finished (``busy_until``).
     """
     args = tx.scalar(sa.select(actions.c.args).where(actions.c.id == action_id))
-    tx.execute(
+    update = tx.execute(
         sa.update(actions)
         .where(actions.c.id == action_id, actions.c.state.in_(LIVE))
         .values(
@@ -247,7 +247,8 @@ def supersede(tx: Connection, action_id: str) -> None:
             message="Superseded by a later action.",
         )
     )
-    outbox.add_ended(tx, action_id)
+    if update.rowcount:
+        outbox.add_ended(tx, action_id)
 
 
 def without_user_data(args: object) -> Values:
