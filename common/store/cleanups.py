@@ -198,10 +198,16 @@ _ALL = sa.select(cleanups).order_by(cleanups.c.created_at, cleanups.c.id)
 def hasten(tx: Connection, cleanup_id: int) -> bool:
     """Make a cleanup due at once, and set its number of tries to 0.
 
+    A cleanup of the kinds ``LATE`` becomes due within ``LATE_CALL``. Because its call may still
+    complete until then, an earlier search would find nothing and delete the cleanup.
+
     Returns False if the cleanup does not exist.
     """
+    columns = cleanups.c
+    soonest = sa.case((columns.kind.in_(LATE), now() + LATE_CALL), else_=now())
+    due_at = sa.case((columns.due_at < soonest, columns.due_at), else_=soonest)
     found = tx.execute(
-        sa.update(cleanups).where(cleanups.c.id == cleanup_id).values(due_at=now(), tries=0)
+        sa.update(cleanups).where(columns.id == cleanup_id).values(due_at=due_at, tries=0)
     )
     return bool(found.rowcount)
 

@@ -84,9 +84,15 @@ def table(rows: list[CleanupRow]) -> str:
 
 
 def retry(options: argparse.Namespace) -> int:
-    """Make a cleanup due, which a conductor then runs within seconds. Return 1 if it is missing."""
+    """Make a cleanup due, which a conductor then runs. Return 1 if the cleanup is missing.
+
+    A conductor runs a due cleanup within seconds, see ``cleanups.hasten``.
+    """
     return _change(
-        options, cleanups.hasten, "is retried within seconds; see: kilonova cleanup list"
+        options,
+        cleanups.hasten,
+        "is retried within seconds, or within a minute if a request may still take effect; see: "
+        "kilonova cleanup list",
     )
 
 

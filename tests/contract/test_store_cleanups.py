@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import sqlalchemy as sa
 
 from common.store import cleanups, schema
@@ -107,6 +108,20 @@ def test_late_attachment_cleanup_added_again_postpones_only_untaken_row(store: S
     assert taken.place == "v1"
     add(store, SERVER, kind=kind, place="v1")
     assert read_due()["v1"] > cleanups.LATE_CALL
+
+
+@pytest.mark.parametrize("kind", cleanups.LATE)
+def test_late_cleanup_hasten_keeps_time_until_call_has_ended(store: Store, kind: str) -> None:
+    """Before that time the search would find nothing, and the result of the call would remain."""
+    add(store, SERVER, kind=kind)
+    [cleanup] = store.read(cleanups.list_all)
+    assert store.write(lambda tx: cleanups.hasten(tx, cleanup.id))
+    assert store.write(lambda tx: cleanups.take(tx, [kind], 9)) == []
+    later = {"due_at": now() + 2 * cleanups.LATE_CALL}
+    store.write(lambda tx: tx.execute(sa.update(schema.cleanups).values(later)))
+    assert store.write(lambda tx: cleanups.hasten(tx, cleanup.id))
+    [cleanup] = store.read(cleanups.list_all)
+    assert 0 < cleanup.due_at - store.now() <= cleanups.LATE_CALL
 
 
 def test_cleanups_strike_keeps_cleanup_when_fence_of_server_has_changed(store: Store) -> None:

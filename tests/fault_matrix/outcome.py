@@ -13,6 +13,7 @@ from enum import StrEnum
 import sqlalchemy as sa
 
 from common.domain import states
+from common.domain.clock import SECOND
 from common.store import cleanups, schema
 from common.store.servers import actions
 from conductor.steps import cleanups as cleaning
@@ -148,12 +149,16 @@ def heal(bench: Bench) -> None:
 def clean_up(bench: Bench) -> None:
     """Retry the pending cleanups at external services, as an operator does.
 
-    A cleanup that begins an action is tried once more after the action.
+    A cleanup of a call that may still complete is awaited. A cleanup that begins an action is tried
+    once more after the action.
     """
     cloud = bench.cloud
     for _ in range(2):
-        for row in cloud.store.read(cleanups.list_all):
+        rows = cloud.store.read(cleanups.list_all)
+        for row in rows:
             cloud.store.write(lambda tx, row=row: cleanups.hasten(tx, row.id))
+        if any(row.kind in cleanups.LATE for row in rows):
+            bench.pass_time(cleanups.LATE_CALL // SECOND)
         cleaning.retry(cloud.engine)
         if not stage.read_ages(cloud)["actions"]:
             return

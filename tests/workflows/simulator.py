@@ -482,10 +482,16 @@ class Cloud:
         raise AssertionError(f"stuck after {limit} rounds: {self.store.read(doctor.ages)}")
 
     def clean_up(self) -> None:
-        """Settle, try all pending cleanups once more, and check that all are done."""
+        """Settle, try all pending cleanups once more, and check that all are done.
+
+        A cleanup of a call that may still complete is awaited.
+        """
         self.settle()
-        for row in self.store.read(store_cleanups.list_all):
+        rows = self.store.read(store_cleanups.list_all)
+        for row in rows:
             self.store.write(lambda tx, row=row: store_cleanups.hasten(tx, row.id))
+        if any(row.kind in store_cleanups.LATE for row in rows):
+            self.idle(store_cleanups.LATE_CALL // SECOND)
         self.round()
         assert self.pending() == []
 
