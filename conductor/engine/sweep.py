@@ -180,6 +180,9 @@ def begin_due(engine: WorkflowEngine) -> None:
     These are deletes of soft-deleted servers, offloads of shelved servers, and confirms of resizes.
     At most ``engine.batch`` actions of each kind begin. With an interval of 0 or less, this
     function begins no action of the kind.
+
+    Raises:
+        Unavailable: The database does not answer.
     """
     for row, since, seconds in (
         (_RECLAIM, "soft_deleted_at", engine.reclaim_interval),
@@ -295,11 +298,16 @@ def _begin(
 ) -> None:
     """Begin an action of a server, or log why not.
 
-    For example, the server's state no longer permits the action, or the database does not answer.
+    For example, the server's state no longer permits the action, or the server's row is locked.
+
+    Raises:
+        NoStore: The database does not answer.
     """
     system = RequestContext.of_ourselves(server.project_id)
     try:
         engine.store.write(lambda tx: begin(tx, row, server.id, context=system))
+    except errors.NoStore:
+        raise
     except errors.Problem as problem:
         log.info(
             "an action of a server that is due by time is not begun",

@@ -3,10 +3,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from common.domain import errors
 from common.store.hosts import services
-from conductor.engine.sweep import MAX_CLOCK_DIFFERENCE_SECONDS, MAX_DOUBT_SECONDS, Watch, sweep
+from conductor.engine.sweep import (
+    MAX_CLOCK_DIFFERENCE_SECONDS,
+    MAX_DOUBT_SECONDS,
+    Watch,
+    begin_due,
+    sweep,
+)
 from tests.schemas import memory_store
 from tests.workflows.simulator import Cloud, Time
 
@@ -147,3 +156,25 @@ def test_sweep_reclaims_soft_deleted_server_when_the_clock_stays_ahead(
     clock.jump(8 * 86400)
     simulation.run_sweeps(int(MAX_DOUBT_SECONDS / 30) + 2, [*simulation.cloud.hosts], seconds=30)
     assert is_reclaimed(simulation, server)
+
+
+def test_sweep_ends_at_first_due_server_when_database_does_not_answer(
+    simulation: SweepCloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cloud = simulation.cloud
+    cloud.engine.reclaim_interval = 1
+    for server in cloud.create(3, networks=[]):
+        cloud.settle()
+        cloud.ask(server, "softDelete")
+    cloud.settle()
+    simulation.time.pass_by(5)
+    writes = []
+
+    def fail(work: Any) -> None:
+        writes.append(work)
+        raise errors.NoStore
+
+    monkeypatch.setattr(cloud.engine.store, "write", fail)
+    with pytest.raises(errors.NoStore):
+        begin_due(cloud.engine)
+    assert len(writes) == 1
