@@ -53,7 +53,6 @@ def evacuate(store: Store, policy: EvacuationPolicy) -> list[str]:
         these hosts are down.
 
     Raises:
-        NotFound: A host was removed meanwhile.
         Unavailable: The database does not answer.
     """
     dead = store.snapshot(_find_down_with_servers)
@@ -91,10 +90,10 @@ def _begin(store: Store, look: Look) -> bool:
     """Begin the evacuation of a host, and return True if it has begun.
 
     No evacuation begins if the host has an open host action, if its last one ended less than
-    ``RETRY_MICROS`` ago, or if ``host_actions.begin`` raises Conflict.
+    ``RETRY_MICROS`` ago, if ``host_actions.begin`` raises Conflict, or if the host was removed
+    meanwhile.
 
     Raises:
-        NotFound: The host was removed meanwhile.
         Unavailable: The database does not answer.
     """
     host = look.host.name
@@ -114,7 +113,7 @@ def _begin(store: Store, look: Look) -> bool:
 
     try:
         is_begun = store.write(work)
-    except errors.Conflict as problem:
+    except (errors.Conflict, errors.NotFound) as problem:
         log.info("the evacuation of a host cannot begin now", host=host, problem=problem)
         return False
     if is_begun:

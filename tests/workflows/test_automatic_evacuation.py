@@ -7,12 +7,16 @@ The simulated cloud has four hosts. The fencing hook of the tests cuts the power
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from common.domain import errors, ids, states
 from common.domain.clock import SECOND
 from common.domain.context import OURSELVES
+from common.store.engine import Connection
+from common.store.hosts import host_actions
+from common.store.hosts.host_actions import HostAction
 from common.store.views import host_contents
 from conductor.hosts import automatic_evacuation
 from conductor.hosts.automatic_evacuation import EvacuationPolicy
@@ -183,3 +187,24 @@ def test_automatic_evacuation_skips_server_with_shares(
     cloud.idle(120)
     assert {first.id, last.id} == set(servers)
     assert cloud.show(first.id).host == "h1" != cloud.show(last.id).host
+
+
+def test_automatic_evacuation_begins_for_other_host_when_one_is_removed(
+    cloud: Cloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first host is removed after the conductor has read the hosts that are down."""
+    for host in ("h1", "h2"):
+        boot_two_servers(cloud, host)
+        cloud.cut.add(host)
+    silence(cloud, "h2")
+    cloud.time.pass_by(200)
+    begin = host_actions.begin
+
+    def begin_unless_removed(tx: Connection, host: str, *args: Any) -> HostAction:
+        if host == "h1":
+            raise errors.NotFound(f"Compute host {host} could not be found.")
+        return begin(tx, host, *args)
+
+    monkeypatch.setattr(host_actions, "begin", begin_unless_removed)
+    policy = EvacuationPolicy(after=90, max_hosts=2)
+    assert automatic_evacuation.evacuate(cloud.store, policy) == ["h2"]
