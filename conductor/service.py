@@ -118,6 +118,7 @@ LIVE = (
 #: Fields of the engine that a reload does not change.
 NOT_LIVE = ("fence_host", "chores", "lease_micros")
 T = TypeVar("T")
+NOT_PROCESSED = "The conductor could not process the report of host {}. Send the report again."
 STOPPING = "This conductor is stopping. Send the request again."
 
 
@@ -282,7 +283,10 @@ class Conductor:
                 raise errors.Unavailable(STOPPING)
             self._inbox.append((request, future))
         self._reports_waiting.set()
-        reply = future.result(timeout=SYNC_TIMEOUT_SECONDS)
+        try:
+            reply = future.result(timeout=SYNC_TIMEOUT_SECONDS)
+        except TimeoutError as problem:
+            raise errors.Unavailable(NOT_PROCESSED.format(request.host)) from problem
         try:
             return reply, self._messages.access_for(request.host, reply.commands)
         except errors.Unavailable as problem:
@@ -339,11 +343,7 @@ class Conductor:
             log.exception("reports cannot be processed; the agents repeat them")
         for (sync, future), answer in zip(batch, answers, strict=True):
             if isinstance(answer, Exception):
-                future.set_exception(
-                    errors.Unavailable(
-                        f"The conductor could not process the report of host {sync.host}. Send the report again."
-                    )
-                )
+                future.set_exception(errors.Unavailable(NOT_PROCESSED.format(sync.host)))
                 continue
             if answer.session:
                 self._hear(sync.host)

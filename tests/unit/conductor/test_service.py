@@ -291,3 +291,12 @@ def test_sync_and_heartbeat_with_old_cookie_are_refused(conductor_with_host: Con
     )[0]
     assert answer.session == session and FRESHNESS.is_fresh("h1", session, answer.cookie)
     assert conductor_with_host.heartbeat(Heartbeat("h1", session, cookie=answer.cookie)).nothing
+
+
+def test_sync_without_timely_answer_raises_unavailable(
+    conductor: Conductor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No thread takes the reports, as if the database were too slow."""
+    monkeypatch.setattr(service, "SYNC_TIMEOUT_SECONDS", 0.01)
+    with pytest.raises(errors.Unavailable, match="Send the report again"):
+        conductor.sync(Sync("h1", 1, cookie=FRESHNESS.cookie("h1", 1)))
