@@ -206,6 +206,7 @@ def test_iscsi_login_follows_redirection_to_other_portal() -> None:
         ((*IN, *(RESET,) * iscsi.ATTEMPTS), "refuses this host"),
         ((*IN, answer(0x25, 0x80, bytes(64))), "does not find volume"),
         ((*IN, answer(0x3F, 0x80)), "does not find volume"),
+        ((*IN, answer(0x25, 0x81, bytes(4))), "does not find volume"),
         ((answer(0x23, 0x81, b"")[:5] + b"\xff\xff\xff" + bytes(40),), "does not find volume"),
     ],
 )
@@ -217,6 +218,14 @@ def test_connect_iscsi_volume_fails_after_unexpected_or_refusing_answer(
         plain = ISCSI | {"target_portal": f"127.0.0.1:{port}", "auth_username": None}
         host(secrets).connect(volume("iscsi", plain))
     assert secrets.values == {}
+
+
+def test_connect_iscsi_volume_fails_when_challenge_lacks_identifier() -> None:
+    with (
+        serve(answer(0x23, 0, b"CHAP_A=5\0CHAP_C=0x00\0")) as port,
+        pytest.raises(VerbFailed, match="does not find volume"),
+    ):
+        host().connect(volume("iscsi", ISCSI | {"target_portal": f"127.0.0.1:{port}"}))
 
 
 def test_connect_iscsi_volume_fails_when_portal_is_closed() -> None:

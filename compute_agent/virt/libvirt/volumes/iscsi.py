@@ -163,7 +163,8 @@ class _Session:
             return {}
         if answer.get("CHAP_A") != MD5:
             raise UnitRefused("the target does not support CHAP with MD5")
-        identifier = int(answer["CHAP_I"])
+        # Without an identifier this raises ValueError too.
+        identifier = int(answer.get("CHAP_I", ""))
         challenge = _parse_challenge(answer["CHAP_C"])
         # CHAP requires MD5.
         proof = hashlib.md5(
@@ -225,8 +226,15 @@ class _Session:
 
     # --- questions ---
     def size(self) -> int:
-        """Return the unit's size in bytes, or raise UnitRefused if the unit reports an error."""
+        """Return the unit's size in bytes.
+
+        Raises:
+            UnitRefused: The unit reports an error.
+            ValueError: The unit's answer is too short.
+        """
         data = self._send_command(struct.pack(">BB8xIBB", 0x9E, 0x10, 32, 0, 0), 32)
+        if len(data) < 12:
+            raise ValueError(f"the target reports the size of the unit in {len(data)} bytes")
         last_block, block_bytes = struct.unpack(">QI", data[:12])
         return int((last_block + 1) * block_bytes)
 
