@@ -33,6 +33,9 @@ def prefetch(engine: Engine) -> None:
     )
     if over:
         for row in engine.store.write(cached_images.settle):
+            if row.error == "":
+                # The image is cached, and its row has waited for other images of the request.
+                continue
             log.warning(
                 "a host has not fetched an image ahead within a day, and the request is deleted",
                 host=row.host,

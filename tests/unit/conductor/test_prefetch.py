@@ -12,8 +12,9 @@ import sqlalchemy as sa
 from common.domain import ids
 from common.domain.models import ImageRef, Sync
 from common.domain.service_binaries import Binary
+from common.service.notification_options import NotificationSettings
 from common.store import schema
-from common.store.hosts import host_images, services
+from common.store.hosts import cached_images, host_images, services
 from conductor.engine import reports
 from conductor.engine.engine import Engine
 from conductor.engine.sweep import Watch, sweep
@@ -114,6 +115,24 @@ def test_prefetch_ends_after_a_day_with_a_warning(
     assert (fields["host"], fields["image"]) == ("h1", IMAGES[0].id)
     assert "no room" in str(fields["problem"])
     assert max(map(len, rendered_lines(caplog))) < 1500
+
+
+def test_prefetch_warning_after_a_day_leaves_out_cached_images(
+    cloud: PrefetchCloud, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With notifications, the row of a cached image waits for the other images of the host."""
+    cloud.store.notify_with(NotificationSettings("c1"))
+    mark = {cached_images.MARK: {"request": ids.new(), "aggregate": 1, "hosts": 1}}
+    cloud.store.write(lambda tx: host_images.ask(tx, ["h1"], IMAGES, mark))
+    cloud.run_prefetch()
+    cloud.report_cached("h1", {IMAGES[0].id: ""})
+    with caplog.at_level(logging.WARNING):
+        cloud.run_prefetch(24 * 3600 + 60)
+    assert cloud.waiting_images() == {}
+    [fields] = logged_fields(
+        caplog, "a host has not fetched an image ahead within a day, and the request is deleted"
+    )
+    assert fields["image"] == IMAGES[1].id
 
 
 @pytest.mark.parametrize("table", [schema.heartbeats, schema.services])
