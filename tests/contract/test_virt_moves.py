@@ -105,6 +105,15 @@ def test_install_of_stopped_guest_leaves_it_off_until_start(pair: Pair) -> None:
     )
 
 
+def test_install_without_start_leaves_active_guest_with_same_fence(pair: Pair) -> None:
+    spec = pair.off_with_canary()
+    pair.transfer(spec)
+    running = DomainState(spec.server, RUNNING, 2)
+    assert pair.destination.driver.install(spec, True, QUIET) == running
+    assert pair.destination.driver.install(spec, False, QUIET) == running
+    assert pair.destination.state(spec.server) == (RUNNING, 2)
+
+
 def test_install_with_paused_spec_leaves_guest_paused_until_ensure_running(pair: Pair) -> None:
     spec = replace(pair.off_with_canary(), paused=True)
     pair.transfer(spec)

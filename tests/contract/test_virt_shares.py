@@ -103,6 +103,20 @@ def test_attach_and_detach_share_need_stopped_guest(rig: Rig, host: LocalMounts)
     assert mounted_shares(rig, host, server) == {second.share_id}
 
 
+def test_resume_of_paused_guest_keeps_detached_share_until_next_start(
+    rig: Rig, host: LocalMounts
+) -> None:
+    server, attached = boot_and_stop(rig), new_share()
+    rig.driver.attach_share(server, 3, attached, QUIET)
+    rig.driver.ensure_running(server, 4, QUIET)
+    rig.driver.ensure_paused(server, 5, QUIET)
+    rig.driver.ensure_running(server, 6, QUIET, Belongings())
+    assert mounted_shares(rig, host, server) == {attached.share_id}
+    rig.driver.ensure_stopped(server, 7, 0, QUIET)
+    rig.driver.ensure_running(server, 8, QUIET, Belongings())
+    assert mounted_shares(rig, host, server) == set()
+
+
 def test_share_is_mounted_in_rescue_and_at_start_after_unrescue(
     rig: Rig, host: LocalMounts
 ) -> None:

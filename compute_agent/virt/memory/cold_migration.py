@@ -240,9 +240,9 @@ def lay_down(host: MemoryHost, spec: GuestSpec, guest: MemoryGuest) -> None:
 
 
 def install(host: MemoryHost, spec: GuestSpec, runs: bool, context: VerbContext) -> DomainState:
-    """Make a guest of the files on this host, and start the guest if ``runs``, else power it off.
+    """Make a guest of the files on this host, and start the guest if ``runs``.
 
-    An active guest with the fence of ``spec`` is not defined anew.
+    An active guest with the fence of ``spec`` is not defined anew and not stopped.
 
     Raises:
         VerbFailed: The guest is active under another fence, or this host has no files of the guest,

@@ -100,8 +100,9 @@ def start(
 def run_or_stop(
     host: MemoryHost, spec: GuestSpec, guest: MemoryGuest, runs: bool, context: VerbContext
 ) -> DomainState:
-    """Start a guest that was changed to ``spec`` if ``runs``, else set its state to SHUTDOWN.
+    """Start a guest that was changed to ``spec`` if ``runs``. Otherwise an inactive guest is off.
 
+    Without ``runs`` an active guest, which an earlier call has changed and started, is not stopped.
     For ``spec.paused`` see ``boot``, for the exceptions of a start see ``require_start``.
     """
     if runs:
@@ -110,6 +111,8 @@ def run_or_stop(
         if runs:
             return boot(host, spec.server, guest, spec.fence, spec.paused)
         guest.fence = spec.fence
+        if guest.is_active:
+            return state_of(spec.server, guest)
         return host.set_power(spec.server, guest, SHUTDOWN)
 
 

@@ -20,7 +20,7 @@ _BEFORE = "it is resized"
 def resize(host: MemoryHost, spec: GuestSpec, runs: bool, context: VerbContext) -> DomainState:
     """Resize a guest that is off, once for this fence, and start the guest if ``runs``.
 
-    Without ``runs`` the guest is off afterwards. The old disks are kept until ``settle``. A
+    Without ``runs`` a guest that is off stays off. The old disks are kept until ``settle``. A
     suspended guest loses the saved memory.
 
     Raises:

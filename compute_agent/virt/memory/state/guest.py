@@ -158,6 +158,7 @@ class MemoryGuest:
 
         Volumes and shares that are not in ``has`` are removed. A guest that is off, and not
         suspended, also gets the missing volumes of ``has.needed``. A running guest is not changed.
+        A paused guest keeps its shares.
 
         Raises:
             VerbFailed: The guest is paused or suspended and has a volume that is not in ``has``, or
@@ -169,7 +170,8 @@ class MemoryGuest:
         if others and (self.saved or self.power_state == PAUSED):
             raise foreign(others)
         self.volumes = [volume for volume in self.volumes if volume.volume_id not in others]
-        self.shares = [share for share in self.shares if share.share_id in has.shares]
+        if not self.is_active:
+            self.shares = [share for share in self.shares if share.share_id in has.shares]
         self.connected = [volume_id for volume_id in self.connected if volume_id not in others]
         if self.power_state == SHUTDOWN and not self.saved:
             attached_ids = {volume.volume_id for volume in self.volumes}
