@@ -35,20 +35,22 @@ from scheduler.proposals import Proposals
 from scheduler.selection import SelectionOptions
 
 log = get_logger(__name__)
-#: Options whose changes apply at a reload of the configuration, without a restart.
+#: Options whose changes apply at a reload of the configuration, without a restart, unless they need
+#: other data about hosts (``_apply_options``).
 LIVE = (
     "conductor.max_attempts",
+    "metrics.*",
     *(
         f"scheduler.{name}"
         for name in (
+            "build_failure_limit",
             "enabled_*",
             "max_*",
             "isolated_*",
             "restrict_*",
             "aggregate_*",
-            "image_properties_*",
-            "[!i]*_weight_multiplier",
-            "io_ops_weight_multiplier",
+            "image_prop*",
+            "*_weight_multiplier",
         )
     ),
 )

@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
+from fnmatch import fnmatchcase
+from typing import Any
+
 import pytest
 
 from common.service import service
-from scheduler.service import options, read_options
+from scheduler.service import LIVE, options, read_options
 from tests.unit.scheduler.conftest import conf
 
 
@@ -27,6 +30,32 @@ def test_options_contain_multiplier_of_each_weigher_from_configuration() -> None
         "image_props_weight_multiplier": 0.0,
     }
     assert (defaults.hosts, defaults.metrics) == (3, ())
+
+
+class Recorder:
+    """Records the full names of the options that are read."""
+
+    def __init__(self, values: Any, names: set[str], section: str = "") -> None:
+        self._values, self._names, self._section = values, names, section
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._values, name)
+        if not self._section:
+            return Recorder(value, self._names, name)
+        self._names.add(f"{self._section}.{name}")
+        return value
+
+    __getitem__ = __getattr__
+
+
+def test_every_option_that_a_reload_applies_is_logged_as_in_force() -> None:
+    """One changed option applies all options of the selection, so none may need a restart."""
+    names: set[str] = set()
+    options(Recorder(conf(metrics__weight_setting=["cpu.percent=-1"]), names))
+    assert "scheduler.ram_weight_multiplier" in names
+    assert [
+        name for name in sorted(names) if not any(fnmatchcase(name, live) for live in LIVE)
+    ] == []
 
 
 def test_read_options_include_metrics_and_server_images_only_if_weighed() -> None:
