@@ -329,6 +329,9 @@ class KeepVolume(VolumeVerb):
 class SnapshotVolume(VolumeVerb):
     """Let the guest continue in the new file that ``volume`` names."""
 
+    #: The guest's agent freezes the file systems.
+    waits_for_guest = True
+
 
 @dataclass(frozen=True, kw_only=True)
 class MergeVolume(VolumeVerb):
@@ -369,6 +372,7 @@ class SetPassword(Verb):
 
     Result = NoResult
     runs_once = True
+    waits_for_guest = True
     user: str
     admin_pass: str
 

@@ -34,6 +34,7 @@ from compute_agent.assembly import builds_at_a_time
 from compute_agent.journal import Journal
 from compute_agent.service import AgentProcess
 from compute_agent.sync import FULL_REPORT_SECONDS, HANG_SECONDS, Agent
+from compute_agent.verb_context import VerbFailed
 from compute_agent.virt.driver import SHUTDOWN
 from compute_agent.virt.machine import Monitor
 from compute_agent.virt.memory.driver import MemoryDriver
@@ -355,6 +356,24 @@ def test_guest_ignoring_power_button_occupies_no_worker() -> None:
         )
     assert is_completed(rig, new_command("ensure_paused", "c", "pause", server=SERVER, session=7))
     rig.close()
+
+
+@pytest.mark.parametrize("verb", ["set_password", "snapshot_volume"])
+def test_guest_agent_without_answer_occupies_no_worker(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    released, ended = threading.Event(), threading.Event()
+
+    def await_release(*args: object) -> None:
+        released.wait(5)
+        ended.set()
+        raise VerbFailed("The agent in the guest does not answer.")
+
+    monkeypatch.setattr(rig.driver, verb, await_release)
+    rig.host.do([new_command(verb, "a", "ask", server="slow", session=7)], None)
+    assert is_completed(rig, new_command("ensure_paused", "b", server=SERVER, session=7))
+    assert not ended.is_set()
+    released.set()
 
 
 @pytest.mark.usefixtures("short_periods")
