@@ -12,7 +12,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from cryptography import x509
@@ -182,8 +182,8 @@ def space(conf: cfg.ConfigOpts) -> str:
 def certificate(cert: str, key: str, ca: str, address: str) -> str:
     """Check that the operator's certificate names ``address`` and has a known issuer.
 
-    The issuer is ``ca`` or another certificate in the file ``cert``. Return a text with file,
-    address and end of the certificate.
+    The issuer is ``ca``, or an intermediate authority of ``ca`` in the file ``cert``. Return a text
+    with file, address and end of the certificate.
 
     Args:
         cert: Path of the certificate.
@@ -207,12 +207,26 @@ def certificate(cert: str, key: str, ca: str, address: str) -> str:
             f"the certificate {cert} names {', '.join(reached) or 'no address'}, and not {address}: create one with "
             f"subjectAltName=IP:{address}, or give another --address"
         )
-    authorities = [*chain[1:], *x509.load_pem_x509_certificates(Path(ca).read_bytes())]
-    if not any(_is_signed_by(own, authority) for authority in authorities):
+    if not _leads_to(own, x509.load_pem_x509_certificates(Path(ca).read_bytes()), chain[1:]):
         raise ConfigError(
             f"the certificate {cert} was not signed by the authority of this cloud ([tls] ca_file of the controller)"
         )
     return f"{cert}, for {address}, until {own.not_valid_after_utc:%Y-%m-%d}"
+
+
+def _leads_to(
+    cert: x509.Certificate,
+    authorities: Sequence[x509.Certificate],
+    intermediates: Sequence[x509.Certificate],
+) -> bool:
+    """Return True if an authority signed the certificate, directly or through intermediates."""
+    if any(_is_signed_by(cert, authority) for authority in authorities):
+        return True
+    return any(
+        _leads_to(issuer, authorities, [one for one in intermediates if one is not issuer])
+        for issuer in intermediates
+        if _is_signed_by(cert, issuer)
+    )
 
 
 def _is_signed_by(cert: x509.Certificate, authority: x509.Certificate) -> bool:

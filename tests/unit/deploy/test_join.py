@@ -13,17 +13,21 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from oslo_config import cfg
 
 from common.domain import errors
 from common.domain.errors import ConfigError
 from common.rpc.host_credentials import TokenState
-from common.security import private_files
+from common.security import certificates, private_files
 from common.security.host_joins import JoinToken
 from common.service import config
 from deploy.one_machine.cloud.authority import Authority
@@ -171,6 +175,34 @@ def test_join_accepts_only_certificate_of_this_host_and_cloud(tmp_path: Path) ->
         )
     with pytest.raises(ConfigError, match="--cert-file .*--key-file"):
         join_checks.certificate(good.cert, named.key, good.ca, "192.0.2.7")
+
+
+def test_join_refuses_certificate_whose_file_contains_foreign_authority(tmp_path: Path) -> None:
+    ours, others = Authority(tmp_path / "ours"), Authority(tmp_path / "others")
+    foreign = others.issue("h1", "192.0.2.7")
+    with Path(foreign.cert).open("a") as file:
+        file.write(others.path.read_text())
+    with pytest.raises(ConfigError, match="not signed by the authority of this cloud"):
+        join_checks.certificate(foreign.cert, foreign.key, str(ours.path), "192.0.2.7")
+
+
+def test_join_accepts_certificate_of_intermediate_authority_in_same_file(tmp_path: Path) -> None:
+    root, middle = Authority(tmp_path / "root", "root"), Authority(tmp_path / "middle", "middle")
+    files = middle.issue("h1", "192.0.2.7")
+    own = x509.load_pem_x509_certificate(middle.path.read_bytes())
+    root_certificate = x509.load_pem_x509_certificate(root.path.read_bytes())
+    intermediate = (
+        certificates.builder(
+            root_certificate.subject, own.subject, own.public_key(), datetime.now(UTC)
+        )
+        .not_valid_after(own.not_valid_after_utc)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .sign(load_pem_private_key(root.key_path.read_bytes(), None), hashes.SHA256())
+    )
+    with Path(files.cert).open("a") as file:
+        file.write(certificates.pem(intermediate))
+    text = join_checks.certificate(files.cert, files.key, str(root.path), "192.0.2.7")
+    assert text.startswith(f"{files.cert}, for 192.0.2.7, until 20")
 
 
 # --- files ---
