@@ -151,8 +151,8 @@ def remove(options: argparse.Namespace) -> int:
     Raises:
         Conflict: The host has servers, open migrations, guest records or allocations, or its
             resource provider has children.
-        NotFound: The host has no keys and no service. If a management API is configured, the users
-            at the broker are deleted all the same.
+        NotFound: The host has no keys and no service. The users at the broker are deleted, or the
+            commands are printed, all the same.
         ConfigError: The secrets of conductors are missing, or the host's name is not permitted.
         Unavailable: The management API does not answer, or refuses a change. The host is removed.
     """
@@ -176,11 +176,12 @@ def remove(options: argparse.Namespace) -> int:
         broker_users.remove(join_user),
         broker_users.disconnect(join_user),
     ]
-    if not is_known:  # An earlier command may have been killed before it deleted the users.
+    # Before the error, because an earlier command may have been killed before it deleted the users.
+    print_instructions("\n".join(filter(None, instructions)))
+    if not is_known:
         raise errors.NotFound(
             f"Host {options.host} has no keys and no service. See the list of hosts: kilonova hosts"
         )
-    print_instructions("\n".join(filter(None, instructions)))
     print(f"host {options.host} was removed; conductors refuse its messages from now on")
     return 0
 

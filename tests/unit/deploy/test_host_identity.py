@@ -119,6 +119,15 @@ def test_host_remove_deletes_keys_and_services_of_empty_host(
     assert "has no keys" in operator.error_output
 
 
+def test_host_remove_repeated_after_interruption_prints_broker_commands(
+    operator: Operator,
+) -> None:
+    assert operator.run_host("remove", "h1") == 1
+    assert "has no keys" in operator.error_output
+    for name in ("kilonova-host-h1", "kilonova-join-h1"):
+        assert f"rabbitmqctl delete_user {name}" in operator.error_output
+
+
 @pytest.mark.parametrize("name", ["h1/../h2", "h1\n", "", "h 1", ".*", "h1$", "x" * 300])
 def test_host_add_refuses_invalid_host_name(operator: Operator, name: str) -> None:
     assert operator.run_host("add", name) == 1
