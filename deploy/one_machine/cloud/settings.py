@@ -46,7 +46,8 @@ def find_changes(cloud: Cloud) -> list[str]:
     """Return the variables that changed since the running cloud was started.
 
     An item is ``NAME=former value``, or only ``NAME`` if the value is a digest. The list is empty
-    if the cloud does not run, or if the file with the settings is missing.
+    if the cloud does not run, or if the file with the settings is missing. A variable without a
+    stored value counts as unchanged, because an older release did not know the variable.
     """
     path = cloud.run / FILE
     if find_supervisor(cloud) is None or not path.exists():
@@ -55,7 +56,7 @@ def find_changes(cloud: Cloud) -> list[str]:
     return [
         name if then[name].startswith(HIDDEN) else f"{name}={then[name]}"
         for name, value in now.items()
-        if then[name] != value
+        if then.get(name, value) != value
     ]
 
 

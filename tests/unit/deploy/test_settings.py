@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -76,6 +77,14 @@ def test_up_on_running_cloud_without_settings_file_accepts_changes(running: Clou
     (running.run / settings.FILE).unlink()
     for other in make_variants(running).values():
         preflight.check_settings(other)
+
+
+def test_up_accepts_cloud_started_by_release_without_a_variable(running: Cloud) -> None:
+    stored = settings.of(running)
+    del stored["KILONOVA_VOLUMES"]
+    (running.run / settings.FILE).write_text(json.dumps(stored))
+    preflight.check_settings(running)
+    assert settings.find_changes(replace(running, hosts=("h1", "h2"))) == ["KILONOVA_HOSTS=1"]
 
 
 def test_settings_file_has_no_password_of_url(cloud: Cloud) -> None:
