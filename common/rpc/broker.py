@@ -164,8 +164,8 @@ def opener(conf: cfg.ConfigOpts, url: str | None = None) -> Connect:
     Defaults in ``conf`` are set as by ``configure``. No connection is opened yet.
 
     Raises:
-        ConfigError: ``configure`` refuses the configuration.
-        ValueError, oslo_messaging.MessagingException: The URL is malformed, or of an unknown kind.
+        ConfigError: ``configure`` refuses the configuration, or the URL is malformed.
+        ValueError: The port in the URL is not a number.
     """
     address, options = configure(conf, url), conf[RABBIT]
     urls = []
@@ -208,9 +208,9 @@ def look_in(conf: cfg.ConfigOpts, url: str | None = None, option: str = "transpo
 
     Raises:
         ConfigError: The broker refuses the name, the password or the virtual host, or ``configure``
-            refuses the configuration.
+            refuses the configuration, or the URL is malformed.
         Unavailable: The broker does not answer, or the URL names no broker.
-        ValueError, oslo_messaging.MessagingException: The URL is malformed, or of an unknown kind.
+        ValueError: The port in the URL is not a number.
     """
     connect = opener(conf, url)
     if not address_of(conf, url).hosts:
@@ -279,8 +279,9 @@ def configure(conf: cfg.ConfigOpts, url: str | None = None) -> BrokerAddress:
 
     Raises:
         ConfigError: Plain text would travel to another machine without permission, certificates
-            would not be verified, the URL contains options for TLS, or [tls] is not usable.
-        ValueError, oslo_messaging.MessagingException: The URL is malformed, or of an unknown kind.
+            would not be verified, the URL contains options for TLS or is malformed, or [tls] is not
+            usable.
+        ValueError: The port in the URL is not a number.
     """
     address, files, options = address_of(conf, url), tls.of(conf), conf[RABBIT]
     if any(name.startswith("ssl") for name in address.query):
@@ -316,10 +317,17 @@ def address_of(conf: cfg.ConfigOpts, url: str | None = None) -> BrokerAddress:
     """Return the nodes of the configured broker, or of the broker at ``url``.
 
     Raises:
-        ValueError, oslo_messaging.MessagingException: The URL is malformed, or of an unknown kind.
+        ConfigError: The URL is malformed, or of an unknown kind.
+        ValueError: The port in the URL is not a number.
     """
-    oslo_messaging.get_rpc_transport(conf, url=url)  # Registers the options without connecting.
-    address: BrokerAddress = oslo_messaging.TransportURL.parse(conf, url)
+    try:
+        oslo_messaging.get_rpc_transport(conf, url=url)  # Registers the options without connecting.
+        address: BrokerAddress = oslo_messaging.TransportURL.parse(conf, url)
+    except oslo_messaging.MessagingException:
+        # The library's own text contains the password of the URL.
+        raise ConfigError(
+            "transport_url is not the URL of a RabbitMQ broker, like rabbit://kilonova:PASSWORD@127.0.0.1:5672/"
+        ) from None
     return address
 
 

@@ -93,7 +93,7 @@ def broker(conf: cfg.ConfigOpts) -> str:
     Raises:
         ConfigError: The broker refuses the connection, or its options are wrong.
         Unavailable: The broker does not answer, or no broker is configured.
-        ValueError, oslo_messaging.MessagingException: The URL is malformed.
+        ValueError: The port in the URL is not a number.
     """
     from common.rpc.broker import address_of
 
@@ -190,10 +190,9 @@ def broker_of_host(conf: cfg.ConfigOpts) -> str:
     If the file names no broker, check the configured broker.
 
     Raises:
-        ValueError: The key file cannot be used, or the broker's URL is malformed.
+        ValueError: The key file cannot be used, or the port in the broker's URL is not a number.
         ConfigError: The broker refuses the connection, or its options are wrong.
         Unavailable: The broker does not answer, or no broker is configured.
-        oslo_messaging.MessagingException: The broker's URL is malformed.
     """
     from common.rpc.broker import look_in
     from common.security.host_keys import OwnKeys
@@ -208,20 +207,25 @@ def libvirt(conf: cfg.ConfigOpts) -> str:
     """Return libvirt's URI and version, or a notice if the host uses another driver.
 
     Raises:
-        ConfigError: The Python package of libvirt is missing.
+        ConfigError: The Python package of libvirt is missing, or libvirt refuses the call.
         NoAnswer: libvirt does not answer.
-        VerbFailed: libvirt refuses the call.
     """
     if conf.agent.driver != "libvirt":
         return f"not checked, because [agent] driver is {conf.agent.driver}"
     try:
+        from compute_agent.verb_context import VerbFailed
         from compute_agent.virt.libvirt.domains.connection import Connection
     except ModuleNotFoundError as problem:
         raise errors.ConfigError(
             "libvirt-python is not installed; install kilonova with the extra agent"
         ) from problem
 
-    version = Connection(conf.agent.libvirt_uri).ask("report its version", _version)
+    try:
+        version = Connection(conf.agent.libvirt_uri).ask("report its version", _version)
+    except VerbFailed as problem:
+        raise errors.ConfigError(
+            f"libvirt at {conf.agent.libvirt_uri} refuses to report its version: {problem.details}."
+        ) from problem
     return f"{conf.agent.libvirt_uri}, version {version}"
 
 

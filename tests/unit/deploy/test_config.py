@@ -10,11 +10,13 @@ import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import libvirt
 import pytest
 
 from common.clients import identity
 from common.clients.identity import IdentityClient
 from common.service import config
+from deploy.operator import config_check
 from deploy.operator.main import main
 
 Run = Callable[..., tuple[int, str]]
@@ -110,6 +112,28 @@ def test_config_check_of_agent_checks_host_key_and_libvirt(
     assert status == 1
     assert broker.startswith("broker: does not work: ") and str(tmp_path / "host.key") in broker
     assert libvirt.startswith("libvirt: works: test:///default, version ")
+
+
+def test_config_check_of_agent_reports_call_that_libvirt_refuses(
+    run_config: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(connection: object) -> str:
+        raise libvirt.libvirtError("access denied")
+
+    monkeypatch.setattr(config_check, "_version", refuse)
+    text = f"[DEFAULT]\nstate_dir = {tmp_path}\n[agent]\nlibvirt_uri = test:///default\n"
+    status, output = run_config(text, "check", "--agent")
+    assert status == 1
+    assert output.splitlines()[-1] == (
+        "libvirt: does not work: libvirt at test:///default refuses to report its version: access denied."
+    )
+
+
+def test_config_check_reports_malformed_transport_url(run_config: Run, tmp_path: Path) -> None:
+    text = control_plane(tmp_path).replace("rabbit://", "no url ")
+    status, output = run_config(text, "check")
+    assert status == 1
+    assert "\nbroker: does not work: " in output and "\nidentity: " in output
 
 
 def test_config_show_names_source_of_each_value_and_hides_secrets(
