@@ -69,12 +69,12 @@ def explain(options: argparse.Namespace, ask: Ask | None = None) -> int:
         database or an external service does not answer.
 
     Raises:
-        Problem: The database does not answer the first query, or has another version.
+        Problem: The database has another version.
     """
     conf = config.load(options.config)
     store = Store.open(conf)
-    upgrades.check(store)
     try:
+        upgrades.check(store)
         _check(options)
         placed = Placed(store, options.server) if options.server else None
         spec = placed.spec() if placed else _build_spec(options, conf, store)

@@ -324,6 +324,15 @@ def test_explain_without_scheduler_returns_3(
     assert (output.out, output.err) == ("", "kilonova: No scheduler answers.\n")
 
 
+def test_explain_without_database_returns_3(
+    cloud: Cloud, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = "postgresql+psycopg://kilonova@127.0.0.1:1/kilonova"
+    cloud.conf.write_text(f"[database]\nurl = {url}\n[tls]\nallow_plain_text = true\n")
+    assert cloud.run("--flavor", "42") == 3
+    assert capsys.readouterr().err.startswith("kilonova: ")
+
+
 # --- an existing server ---
 def test_explain_server_prints_failures_and_current_answer(
     cloud: Cloud, capsys: pytest.CaptureFixture[str]
