@@ -84,10 +84,16 @@ def test_discard_refuses_guest_on_recorded_host_and_host_without_guest(cloud: Cl
     server = cloud.create(host="h1", forced=True, networks=[])[0]
     cloud.settle()
     for host, why in (("h1", "exists. Delete or move|has a guest record"), ("h2", "has no guest")):
-        with pytest.raises(errors.Problem, match=why):
-            host_discard.carry_out(
-                cloud.store, HostAnswers(cloud), Adopter(cloud).sources.ports, server, host, True
-            )
+        for is_confirmed in (False, True):
+            with pytest.raises(errors.Problem, match=why):
+                host_discard.carry_out(
+                    cloud.store,
+                    HostAnswers(cloud),
+                    Adopter(cloud).sources.ports,
+                    server,
+                    host,
+                    is_confirmed,
+                )
     assert read_running_hosts(cloud, server) == ["h1"]
 
 

@@ -148,6 +148,19 @@ def discard(
         keeps_files: True if the guest on ``elsewhere`` uses the same files.
 
     Raises:
+        Conflict: As ``check_discard``.
+    """
+    fence = check_discard(tx, server_id, host, elsewhere)
+    removal = {"server_id": server_id, "host": host, "fence": fence, "wanted": GuestState.ABSENT}
+    add(tx, [{**removal, "keeps_files": keeps_files}])
+
+
+def check_discard(tx: Connection, server_id: str, host: str, elsewhere: str | None = None) -> int:
+    """Check that a host may remove a guest without a record, and return the cleanup's fence.
+
+    The arguments are those of ``discard``. The server's row is locked.
+
+    Raises:
         Conflict: The server exists, and is not on ``elsewhere`` or has an action. Or the server has
             another guest record than one on ``elsewhere`` in a state of ``HERE``.
     """
@@ -166,9 +179,7 @@ def discard(
             f"Server {server_id} has a guest record, so its guest on host {host} cannot be discarded. To list "
             f"the guests that hosts still have to remove, run: kilonova host removals"
         )
-    fence = row.fence if row is not None else 1
-    removal = {"server_id": server_id, "host": host, "fence": fence, "wanted": GuestState.ABSENT}
-    add(tx, [{**removal, "keeps_files": keeps_files}])
+    return int(row.fence) if row is not None else 1
 
 
 def confirm_removals(tx: Connection, confirmed: Iterable[RemovedGuest]) -> set[str]:

@@ -36,9 +36,8 @@ def discard(options: argparse.Namespace) -> int:
     Raises:
         BadRequest: The text is not a server's id.
         NotFound: There is no such host, or the host has no guest or files of the server.
-        Conflict: The recorded host has no guest of the server, or one of the two hosts is down.
-            With ``--yes`` also: the guest has a record, or the server has an action or exists
-            without a host.
+        Conflict: The recorded host has no guest of the server, one of the two hosts is down, the
+            guest has a record, or the server has an action or exists without a host.
         Unavailable: One of the two hosts or the network service does not answer.
     """
     try:
@@ -86,14 +85,19 @@ def carry_out(
         lambda tx: adoption.share_storage(tx, record, host)
     )
 
-    def work(tx: Connection) -> None:
+    def check(tx: Connection) -> None:
         if not host_status.host_state(tx, host, locked=True).answers:
             raise _no_answer(host)
+        guests.check_discard(tx, server, host, record)
+
+    def work(tx: Connection) -> None:
+        check(tx)
         guests.discard(tx, server, host, elsewhere=record, keeps_files=keeps_files)
         if has_ports:
             cleanups.add(tx, [_cleanup(server, host)])
 
     if not is_confirmed:
+        store.write(check)
         effect = (
             f"removed; its disk stays, because the guest on host {record} uses it too"
             if keeps_files
