@@ -161,6 +161,10 @@ def test_invalid_floating_ip_is_refused_with_error_of_neutron(network: Network, 
             (400, "BadRequest"),
         ),
         (
+            {"floating_network_id": site.public, "fixed_ip_address": "10.0.0.3"},
+            (400, "BadRequest"),
+        ),
+        (
             {"floating_network_id": site.public, "floating_ip_address": "172.24.4.9"},
             (403, "PolicyNotAuthorized"),
         ),
@@ -173,6 +177,38 @@ def test_invalid_floating_ip_is_refused_with_error_of_neutron(network: Network, 
         f"/floatingips/{network.get('/floatingips')['floatingips'][0]['id']}",
         project="theirs",
     ) == (404, "FloatingIPNotFound")
+
+
+def test_update_of_floating_ip_with_fixed_address_without_port_returns_400(
+    network: Network, site: Site
+) -> None:
+    floating_ip = create_floating_ip(network, site, port_id=site.port)
+    path = f"/floatingips/{floating_ip['id']}"
+    for port in ({}, {"port_id": None}):
+        body = {"floatingip": {"fixed_ip_address": "10.0.0.9", "description": "new", **port}}
+        assert network.refusal("PUT", path, body) == (400, "BadRequest")
+    assert network.get(path)["floatingip"] == floating_ip
+
+
+@pytest.mark.parametrize("field", ["subnet_id", "floating_ip_address"])
+def test_create_floating_ip_with_ipv6_address_returns_400(
+    network: Network, site: Site, field: str
+) -> None:
+    """The hosts translate IPv4 addresses only."""
+    operator = {"role": "admin", "project": "operator"}
+    subnet = network.create(
+        "subnet",
+        network_id=site.public,
+        cidr="2001:db8:4::/64",
+        ip_version=6,
+        enable_dhcp=False,
+        **operator,
+    )["id"]
+    value = {"subnet_id": subnet, "floating_ip_address": "2001:db8:4::9"}[field]
+    body = {"floatingip": {"floating_network_id": site.public, field: value}}
+    assert network.refusal("POST", "/floatingips", body, role="admin") == (400, "BadRequest")
+    ports = network.get("/ports?device_owner=network:floatingip", role="admin")["ports"]
+    assert ports == []
 
 
 def test_invalid_router_request_is_refused_with_error_of_neutron(

@@ -98,6 +98,7 @@ class FloatingIpsApi(NetworkResource):
         }
 
     def create(self, change: Change, caller: NetworkCaller, body: Body) -> str:
+        _require_port_for_fixed_address(body)
         network = change.one(schema.networks, body["floating_network_id"])
         if network is None or not (network.external or caller.owns(network.project_id)):
             raise fault("NetworkNotFound", id=body["floating_network_id"])
@@ -120,6 +121,8 @@ class FloatingIpsApi(NetworkResource):
         address = change.execute(
             select(ADDRESSES.c.address).where(ADDRESSES.c.port_id == port_id)
         ).scalar_one()
+        if ":" in address:
+            raise bad_request("floatingip", f"The address {address} is not an IPv4 address")
         columns = {
             name: body[name] for name in ("project_id", "description", "dns_name", "dns_domain")
         }
@@ -138,6 +141,7 @@ class FloatingIpsApi(NetworkResource):
         return key
 
     def update(self, change: Change, caller: NetworkCaller, row: DbRow, body: Body) -> None:
+        _require_port_for_fixed_address(body)
         if "description" in body:
             change.set(FLOATING, row.id, {"description": body["description"]})
         if "port_id" not in body:
@@ -170,6 +174,16 @@ class FloatingIpsApi(NetworkResource):
         change.set(FLOATING, key, columns | {"router_id": router.id})
         change.touch(hosts=[router.host])
         notify_changed(change, port)
+
+
+def _require_port_for_fixed_address(body: Body) -> None:
+    """Check that a request with a fixed address also names the port.
+
+    Raises:
+        Fault: 400, as of Neutron.
+    """
+    if body.get("fixed_ip_address") and not body.get("port_id"):
+        raise bad_request("floatingip", "fixed_ip_address cannot be specified without a port_id")
 
 
 def _choose_address(change: Change, network: str, body: Body) -> Body:
