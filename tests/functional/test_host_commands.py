@@ -24,6 +24,7 @@ from common.store.engine import Store
 from common.store.hosts import host_actions, host_status, hosts
 from common.store.hosts.host_actions import Name, State
 from common.store.servers import guests, servers
+from deploy.operator.hosts import actions as host_commands
 from deploy.operator.main import main
 from scheduler.hosts import Hosts
 from scheduler.proposals import Proposals
@@ -151,3 +152,18 @@ def test_host_drain_continues_in_conductors_after_interrupt(
     assert f"action {action.id} starts no more moves" in capsys.readouterr().out
     assert store.read(lambda tx: host_actions.show(tx, action.id)).state is State.STOPPING
     store.close()
+
+
+def test_host_drain_dry_run_reports_no_running_conductors_after_interrupt(
+    conductor: WakeupReceiver,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupt(*arguments: object, **options: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(host_commands, "rehearse", interrupt)
+    command = ["--config", str(tmp_path / "kilonova.conf"), "host", "drain", "h1", "--dry-run"]
+    assert main(command) == 1
+    assert capsys.readouterr().out == "the dry run was interrupted; nothing was changed\n"

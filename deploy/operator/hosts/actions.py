@@ -90,6 +90,9 @@ def _command(options: argparse.Namespace, name: Name, args: Arguments) -> int:
         conductor.ConductorWakeup(transport).wake()
         return watch(store, action, time.sleep, say)
     except KeyboardInterrupt:
+        if options.dry_run:
+            say("the dry run was interrupted; nothing was changed")
+            return 1
         command = f"{KINDS[name].command} {options.host}"
         say(
             f"the conductors continue without this command. To watch them again: {command}. To stop them: "
