@@ -621,9 +621,14 @@ def _take_credentials(conf: cfg.ConfigOpts, path: str | None, process: str) -> C
 def _derive(conf: cfg.ConfigOpts, source: CredentialSource) -> None:
     """Set options that follow from other options or from files in their default place.
 
-    Values in the file or the environment take precedence over derived values, and these over
-    credentials. ``source.origins`` then has the origin of each derived value.
+    Values in the file, the environment or credentials take precedence over derived values.
+    ``source.origins`` then has the origin of each derived value.
+
+    Raises:
+        cfg.Error: The value of an option that this function needs is wrong.
     """
+    _read(conf, "DEFAULT", "my_ip")
+    _read(conf.image_gateway, "image_gateway", "port")
     if not conf.tls.ca_file and not conf.tls.cert_file and source.add_tls_files():
         conf.reload_config_files()
     if conf.my_ip == "127.0.0.1" and not conf.tls.ca_file:

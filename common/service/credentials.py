@@ -59,9 +59,9 @@ class CredentialSource(sources.ConfigurationSource):
         self.given = frozenset(self.values)  #: names of credentials
 
     def add(self, values: Mapping[str, str], origins: Mapping[str, str]) -> None:
-        """Add the values and origins of options (``api.port``), in place of earlier values."""
-        self.values |= values
-        self.origins |= origins
+        """Add the values and origins of options (``api.port``). Options with a value keep it."""
+        self.values = {**values, **self.values}
+        self.origins = {**origins, **self.origins}
 
     def add_tls_files(self) -> bool:
         """Set the options in ``TLS_FILES`` whose file exists in the folder ``tls``.

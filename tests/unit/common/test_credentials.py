@@ -62,6 +62,25 @@ def test_systemd_credential_with_wrong_option_value_is_refused(load) -> None:
         load(api__port="many")
 
 
+@pytest.mark.parametrize("name", ["DEFAULT__my_ip", "image_gateway__port"])
+def test_wrong_credential_from_which_options_are_derived_is_refused(load, name: str) -> None:
+    values = {"DEFAULT__my_ip": "192.0.2.10", name: "no address: or port"}
+    with pytest.raises(errors.ConfigError, match=f"credential {name.replace('__', '.')}: "):
+        load(**values)
+
+
+def test_credential_takes_precedence_over_value_derived_from_my_ip(load) -> None:
+    conf = load(
+        "[DEFAULT]",
+        "my_ip = 192.0.2.10",
+        metadata__host="192.0.2.11",
+        image_gateway__url="https://images.example",
+    )
+    assert (conf.metadata.host, conf.image_gateway.url) == ("192.0.2.11", "https://images.example")
+    assert conf.image_gateway.host == "192.0.2.10"
+    assert config.origins(conf)["metadata.host"] == "credential metadata.host"
+
+
 def test_option_in_both_file_and_systemd_credential_is_refused(load) -> None:
     with pytest.raises(
         errors.ConfigError, match=r"conf:2: \[identity\] password is also a credential"
