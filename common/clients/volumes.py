@@ -326,10 +326,17 @@ class VolumeClient(OptionalService):
     def every_attachment(self, token: str) -> list[Attachment]:
         """Return the attachments of all servers, without connections. Needs an admin's token.
 
-        Only one page is read, so the result is limited by the service's osapi_max_limit.
+        All pages are read, up to an empty page. Why: Cinder sends no links to further pages here.
         """
-        attachments = self._json("GET", "/attachments?all_tenants=1", token)["attachments"]
-        return [_attachment(attachment) for attachment in attachments]
+        attachments: dict[str, Attachment] = {}
+        query = {"all_tenants": "1"}
+        while True:
+            answer = self._json("GET", f"/attachments?{urlencode(query)}", token)
+            page = [_attachment(attachment) for attachment in answer["attachments"]]
+            if attachments.keys() >= {attachment.id for attachment in page}:
+                return list(attachments.values())
+            attachments |= {attachment.id: attachment for attachment in page}
+            query["marker"] = page[-1].id
 
     def attachment(self, token: str, attachment_id: str) -> Attachment:
         """Return an attachment with its connection.

@@ -7,6 +7,7 @@ import io
 import json
 from collections.abc import Callable
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 import requests
@@ -17,6 +18,7 @@ from common.clients.image import ImageClient as Images
 from common.clients.network import EXTENSIONS_KEPT_SECONDS
 from common.clients.network_bindings import ALIAS, Bindings
 from common.clients.network_records import Records
+from common.clients.volumes import VolumeClient
 from common.domain import errors
 
 TRANSIENT = (408, 423, 425, 429, 500, 501, 502, 503, 504, 599)
@@ -233,3 +235,29 @@ def test_http_send_repeats_get_but_not_post_when_the_answer_is_lost(
     with pytest.raises(errors.Unavailable):
         http.Http("image service", IMAGES).send(method, f"{IMAGES}/v2", "t")
     assert service.methods == [method] * times
+
+
+@pytest.mark.parametrize("ignores_marker", [False, True])
+def test_volume_client_reads_all_pages_of_attachments(
+    monkeypatch: pytest.MonkeyPatch, ignores_marker: bool
+) -> None:
+    ids = ["a1", "a2", "a3", "a4"]
+
+    def send(
+        adapter: object, request: requests.PreparedRequest, **options: Any
+    ) -> requests.Response:
+        query = parse_qs(urlsplit(str(request.url)).query)
+        marker = "" if ignores_marker else query.get("marker", [""])[0]
+        start = ids.index(marker) + 1 if marker else 0
+        attachments = [
+            {"id": key, "volume_id": "v", "instance": "s", "status": "attached"}
+            for key in ids[start : start + 2]
+        ]
+        answer = requests.Response()
+        answer.status_code, answer.request, answer.url = 200, request, str(request.url)
+        answer.raw = io.BytesIO(json.dumps({"attachments": attachments}).encode())
+        return answer
+
+    monkeypatch.setattr(TCPKeepAliveAdapter, "send", send)
+    attachments = VolumeClient("http://volumes").every_attachment("t")
+    assert [attachment.id for attachment in attachments] == (ids[:2] if ignores_marker else ids)
