@@ -6,6 +6,7 @@ from __future__ import annotations
 import hmac
 import itertools
 import re
+import socket
 import uuid
 from ipaddress import ip_address
 from pathlib import Path
@@ -23,6 +24,7 @@ from deploy.one_machine.services.network.host.desired import (
     desire,
 )
 from deploy.one_machine.services.network.host.dnsmasq_processes import find_reassigned, stale_leases
+from deploy.one_machine.services.network.host.kernel import Kernel, KernelError
 from deploy.one_machine.services.network.host.metadata import MetadataUpstream
 from deploy.one_machine.services.network.host.names import Names, bridge, tap
 from deploy.one_machine.services.network.host.state import MAX_NUMBER, StateFolder, assign
@@ -569,3 +571,41 @@ def test_metadata_request_is_signed_with_key_of_host() -> None:
     assert (
         headers["X-Instance-ID-Signature"] == hmac.digest(b"secret", PORT.encode(), "sha256").hex()
     )
+
+
+class FakeRoutes:
+    """The routes of a namespace. As in the kernel, "replace" replaces the route by destination."""
+
+    def __init__(self) -> None:
+        self.hops: dict[str, str] = {}
+
+    def get_routes(self, family: int, proto: int) -> list[dict[str, Any]]:
+        return [
+            {"dst": destination[: -len(length) - 1], "dst_len": int(length), "gateway": hop}
+            for destination, hop in self.hops.items()
+            for length in [destination.partition("/")[2]]
+            if (":" in destination) == (family == socket.AF_INET6)
+        ]
+
+    def route(self, command: str, dst: str, gateway: str, **options: Any) -> None:
+        if command == "replace":
+            self.hops[dst] = gateway
+        elif self.hops.get(dst) == gateway:
+            del self.hops[dst]
+        else:
+            raise KernelError("No such process")
+
+
+def test_set_routes_changes_next_hop_and_keeps_one_of_two_to_same_destination(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    routes, kernel = FakeRoutes(), Kernel(None)
+    monkeypatch.setattr(kernel, "_netlink", lambda act, namespace: act(routes))
+    kernel.set_routes("r", {("0.0.0.0/0", "10.0.0.2"), ("10.8.0.0/16", "10.0.0.2")})
+    kernel.set_routes("r", {("0.0.0.0/0", "10.0.0.3"), ("2001:db8::/48", "2001:db8:1::2")})
+    assert routes.hops == {"0.0.0.0/0": "10.0.0.3", "2001:db8::/48": "2001:db8:1::2"}
+    for _ in range(2):
+        kernel.set_routes("r", {("10.8.0.0/16", "10.0.0.3"), ("10.8.0.0/16", "10.0.0.4")})
+        assert routes.hops == {"10.8.0.0/16": "10.0.0.4"}
+    kernel.set_routes("r", set())
+    assert routes.hops == {}

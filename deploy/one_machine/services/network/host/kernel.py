@@ -255,9 +255,12 @@ class Kernel:
     def set_routes(self, namespace: str, wanted: Set[Route]) -> None:
         """Give a namespace exactly these static routes. Routes of another origin stay.
 
+        Of several routes to one destination, only that whose next hop sorts last as text is set.
+
         Raises:
             KernelError, OSError: The routes cannot be changed.
         """
+        desired = set(dict(sorted(wanted)).items())
 
         def change(ip: IPRoute) -> None:
             present = set()
@@ -266,7 +269,10 @@ class Kernel:
                     (f"{item.get('dst') or anywhere}/{item['dst_len']}", item.get("gateway") or "")
                     for item in ip.get_routes(family=family, proto=STATIC)
                 }
-            for command, routes in (("replace", wanted - present), ("del", present - wanted)):
+            replaced = {destination for destination, _ in desired - present}
+            # The kernel replaces a route by its destination, so the former next hop is gone then.
+            obsolete = {route for route in present - desired if route[0] not in replaced}
+            for command, routes in (("replace", desired - present), ("del", obsolete)):
                 for destination, hop in sorted(routes):
                     family = socket.AF_INET6 if ":" in destination else socket.AF_INET
                     ip.route(command, dst=destination, gateway=hop, proto=STATIC, family=family)
