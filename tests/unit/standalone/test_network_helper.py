@@ -198,3 +198,18 @@ def test_network_helper_client_runs_each_verb_and_raises_refusals(
         "keep",
         ("listen", "kn-net", "169.254.169.254", 80),
     ]
+
+
+def test_network_helper_client_raises_oserror_when_helper_dies_within_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("LISTEN_PID", raising=False)
+    path = tmp_path / "s"
+    with listening_socket(path) as listener:
+        client = HelperClient(path)
+        caller, _ = listener.accept()
+        with caller:
+            caller.sendall(LENGTH.pack(5) + b"{}")
+            caller.shutdown(socket.SHUT_WR)
+            with pytest.raises(OSError, match="the message is incomplete"):
+                client.listen("kn-net", "169.254.169.254", 80)

@@ -193,7 +193,6 @@ class HelperClient(HostPart):
 
         Raises:
             OSError: The helper refuses, sends no socket, or has ended.
-            InvalidMessage: The helper's answer is incomplete.
         """
         answer, descriptors = self._exchange("listen", space=namespace)
         if "error" in answer or len(descriptors) != 1:
@@ -228,7 +227,10 @@ class HelperClient(HostPart):
     def _exchange(self, verb: str, **arguments: object) -> tuple[Body, list[int]]:
         _send(self._socket, {"verb": verb, **arguments})
         descriptors: list[int] = []
-        answer = _receive(self._socket, descriptors)
+        try:
+            answer = _receive(self._socket, descriptors)
+        except InvalidMessage as error:
+            raise OSError(f"the helper's answer is invalid: {error}") from error
         if not isinstance(answer, dict):
             raise OSError("the helper has closed the connection")
         return answer, descriptors
