@@ -398,6 +398,19 @@ def test_security_group_rule_returns_400_if_invalid_409_if_duplicate_404_without
 
 
 @pytest.mark.parametrize(
+    ("protocol", "shown"), [("00", None), ("0", None), (0, None), ("006", "6"), ("17", "17")]
+)
+def test_security_group_rule_protocol_number_has_no_leading_zeros(
+    network: Network, protocol: Any, shown: str | None
+) -> None:
+    group = network.create("security_group", name="g")["id"]
+    rule = network.create(
+        "security_group_rule", security_group_id=group, direction="ingress", protocol=protocol
+    )
+    assert rule["protocol"] == shown
+
+
+@pytest.mark.parametrize(
     ("prefix", "given_prefix", "normalized"),
     [
         ("10.2.3.124/24", "10.2.3.124/24", "10.2.3.0/24"),

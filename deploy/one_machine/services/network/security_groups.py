@@ -149,16 +149,18 @@ def _require_stateful(body: Body) -> None:
 def normalize_protocol(value: str | int | None) -> str | None:
     """Return the text to store for a protocol: a name in lower case, or a number.
 
-    The result is None for None, "any" and 0, which mean any protocol.
+    A number has no leading zeros. The result is None for None, "any" and 0, which mean any
+    protocol.
 
     Raises:
         Fault: 400, the protocol is unknown.
     """
     name = str(value).lower()
+    is_number = name.isascii() and name.isdigit() and len(name) < 4
+    name = str(int(name)) if is_number else name
     if value is None or name in ("any", "0"):
         return None
-    is_number = name.isascii() and name.isdigit() and len(name) < 4 and int(name) <= 255
-    if name in PROTOCOLS or is_number:
+    if name in PROTOCOLS or (is_number and int(name) <= 255):
         return name
     names = ", ".join(PROTOCOLS)
     why = f"'{name[:64]}' is not a protocol: use a number from 0 to 255 or one of {names}"
