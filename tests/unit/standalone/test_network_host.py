@@ -7,10 +7,12 @@ import hmac
 import itertools
 import re
 import socket
+import sys
+import threading
 import uuid
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -24,6 +26,7 @@ from deploy.one_machine.services.network.host.desired import (
     desire,
 )
 from deploy.one_machine.services.network.host.dnsmasq_processes import find_reassigned, stale_leases
+from deploy.one_machine.services.network.host.host_part import Loop
 from deploy.one_machine.services.network.host.kernel import Kernel, KernelError
 from deploy.one_machine.services.network.host.metadata import MetadataUpstream
 from deploy.one_machine.services.network.host.names import Names, bridge, tap
@@ -609,3 +612,24 @@ def test_set_routes_changes_next_hop_and_keeps_one_of_two_to_same_destination(
         assert routes.hops == {"10.8.0.0/16": "10.0.0.4"}
     kernel.set_routes("r", set())
     assert routes.hops == {}
+
+
+def test_loop_stop_in_signal_handler_ends_wait_at_any_moment() -> None:
+    """A signal may arrive while the main thread itself reads its queue and holds a lock there."""
+    loop = Loop(cast("Any", None), lambda seen, wait: None, lambda revision, failed: None)
+    is_stopped = False
+
+    def interrupt(frame: Any, event: str, argument: object) -> None:
+        nonlocal is_stopped
+        if frame.f_code.co_name == "_qsize" and not is_stopped:
+            is_stopped = True
+            loop.stop()
+
+    def wait() -> None:
+        sys.setprofile(interrupt)
+        loop._next(0.1)
+
+    thread = threading.Thread(target=wait, daemon=True)
+    thread.start()
+    thread.join(5)
+    assert not thread.is_alive()

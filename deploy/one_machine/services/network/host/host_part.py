@@ -196,7 +196,8 @@ class Loop:
     ) -> None:
         self._host, self._poll, self._acknowledge = host, poll, acknowledge
         self._check_seconds = check_seconds
-        self._received: queue.Queue[JsonValue] = queue.Queue()
+        # Unlike that of Queue, a signal handler may call put of SimpleQueue at any moment.
+        self._received: queue.SimpleQueue[JsonValue] = queue.SimpleQueue()
         self._stop = threading.Event()
 
     def run(self) -> None:
