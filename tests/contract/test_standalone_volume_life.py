@@ -6,6 +6,7 @@ process exits without cleanup at the n-th line of the service's code, for many n
 continues the job.
 """
 
+import json
 import os
 import signal
 import subprocess
@@ -16,7 +17,7 @@ import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,10 +27,13 @@ from sqlalchemy import select
 from deploy.one_machine.cloud.authority import Authority
 from deploy.one_machine.cloud.certificates import QEMU, install_files
 from deploy.one_machine.services.database import Database
+from deploy.one_machine.services.external import Later
 from deploy.one_machine.services.volume import schema
 from deploy.one_machine.services.volume.exports import Exports
 from deploy.one_machine.services.volume.files import VolumeFiles
+from deploy.one_machine.services.volume.neighbours import ImageNeighbour, ImageRefused
 from deploy.one_machine.services.volume.service import VolumeChange, VolumeService, default_type
+from deploy.one_machine.services.volume.volumes import remove
 from deploy.one_machine.services.volume.worker import JobWorker
 from deploy.testing.servers import free_ports
 from tests.contract.volume_rig import MEGABYTE, Rig, marks, person, volume_rig, write
@@ -43,10 +47,15 @@ IMAGE = b"image" * 100_000
 
 
 class Images:
-    """An image service without a network."""
+    """An image service without a network.
+
+    ``problem`` is raised by uploads. ``removed`` has the images without data that were deleted.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self.problem: Exception | None = None
+        self.removed: list[str] = []
 
     def show(self, key: str, token: str) -> dict[str, Any] | None:
         return None
@@ -58,8 +67,13 @@ class Images:
         path.write_bytes(IMAGE)
 
     def upload(self, key: str, path: Path, check: Callable[[], None]) -> bool:
+        if self.problem is not None:
+            raise self.problem
         (self._folder / f"image-{key}").write_bytes(path.open("rb").read(11))
         return True
+
+    def remove_unfinished(self, key: str) -> None:
+        self.removed.append(key)
 
 
 class NoCompute:
@@ -224,6 +238,95 @@ def test_volume_job_killed_at_any_line_is_completed_by_next_process(
             break
         lines += 5
     assert kills > 10
+
+
+# Failed jobs
+
+
+def run_jobs_here(service: VolumeService) -> None:
+    """Run the jobs in this process, without the pauses between attempts."""
+    now = 0.0
+
+    def clock() -> float:
+        nonlocal now
+        now += 3600
+        return time.time() + now
+
+    worker = JobWorker(service, clock)
+    while worker.step():
+        pass
+
+
+@pytest.mark.parametrize("problem", [ImageRefused("no"), OSError("full"), Later("silent"), None])
+def test_failed_upload_of_volume_deletes_image_without_data(
+    tmp_path: Path, problem: Exception | None
+) -> None:
+    key = order_job(tmp_path, _order_upload, "uploading", True)
+    service, images = open_service(tmp_path), Images(tmp_path)
+    service.images, images.problem = images, problem
+    run_jobs_here(service)
+    service.database.close()
+    assert read_row(tmp_path, schema.volumes, key).status == "available"
+    assert images.removed == ([] if problem is None else [key])
+
+
+def test_upload_of_volume_deleted_meanwhile_deletes_image_without_data(tmp_path: Path) -> None:
+    key = order_job(tmp_path, _order_upload, "deleting", True)
+    service, images = open_service(tmp_path), Images(tmp_path)
+    service.images = images
+    run_jobs_here(service)
+    service.database.close()
+    assert images.removed == [key]
+
+
+@pytest.mark.parametrize(
+    ("status", "is_deleted"),
+    [("queued", True), ("saving", True), ("active", False), ("deactivated", False)],
+)
+def test_volume_service_deletes_only_images_without_data(status: str, is_deleted: bool) -> None:
+    methods: list[str] = []
+
+    def respond(url: str, method: str, **options: Any) -> requests.Response:
+        assert url == "http://images/v2/images/i"
+        methods.append(method)
+        response = requests.Response()
+        response.status_code = 200 if method == "GET" else 204
+        response._content = json.dumps({"status": status}).encode()
+        return response
+
+    session: Any = SimpleNamespace(request=respond)
+    ImageNeighbour(session, "http://images").remove_unfinished("i")
+    assert methods == (["GET", "DELETE"] if is_deleted else ["GET"])
+
+
+def test_failed_delete_of_volume_with_snapshots_is_shown_and_can_be_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def order(change: VolumeChange, key: str) -> None:
+        row = {"id": f"s-{key}", "volume_id": key, "project_id": "p", "size": 1, "type_id": "t"}
+        change.add(schema.snapshots, row | {"status": "deleting"})
+        change.order("delete", key, snapshots=[f"s-{key}"])
+
+    def refuse(files: VolumeFiles, path: Path) -> None:
+        raise OSError("the file system is read-only")
+
+    key = order_job(tmp_path, order, "deleting", True)
+    service = open_service(tmp_path)
+    with monkeypatch.context() as broken:
+        broken.setattr(VolumeFiles, "remove", refuse)
+        run_jobs_here(service)
+    service.database.close()
+    assert read_row(tmp_path, schema.volumes, key).status == "error_deleting"
+    assert read_row(tmp_path, schema.snapshots, f"s-{key}").status == "error_deleting"
+    service = open_service(tmp_path)
+    with service.change() as change:
+        change.set(schema.volumes, key, {"status": "error"})
+        query = select(schema.volumes).where(schema.volumes.c.id == key)
+        remove(change, change.connection.execute(query).one(), force=False, cascade=True)
+    run_jobs_here(service)
+    service.database.close()
+    assert read_row(tmp_path, schema.volumes, key) is None
+    assert read_row(tmp_path, schema.snapshots, f"s-{key}") is None
 
 
 # Other hosts

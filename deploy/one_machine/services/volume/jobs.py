@@ -58,6 +58,8 @@ class JobKind:
         failed: Updates the rows after ImageRefused or OSError, or after the last attempt.
         attempts: The number of attempts, if they end with Later or an unexpected error.
         removes: True if the job continues although its target is being deleted.
+        abandon: Removes at other services what the job leaves there, after a failure and before
+            ``failed``, or if the target is deleted. Raises nothing, and may be repeated.
     """
 
     table: Table | None
@@ -66,6 +68,7 @@ class JobKind:
     failed: Callable[[VolumeChange, VolumeJob], None]
     attempts: int = 10
     removes: bool = False
+    abandon: Callable[[VolumeService, VolumeJob], None] = lambda service, job: None
 
 
 # --- files ---
@@ -120,6 +123,10 @@ def _upload(service: VolumeService, job: VolumeJob, check: Check) -> None:
     finally:
         files.remove(copy_path)
         files.remove(packed_path)
+
+
+def _remove_image(service: VolumeService, job: VolumeJob) -> None:
+    service.images.remove_unfinished(job.arguments["image_id"])
 
 
 def _grow(service: VolumeService, job: VolumeJob, check: Check) -> None:
@@ -193,6 +200,13 @@ def _record_failed_extension(change: VolumeChange, job: VolumeJob) -> None:
     _set(volumes, ("extending",), status="error_extending")(change, job)
 
 
+def _record_failed_delete(change: VolumeChange, job: VolumeJob) -> None:
+    failed = {"status": "error_deleting"}
+    change.set(volumes, job.target_id, failed, volumes.c.status == "deleting")
+    for key in job.arguments.get("snapshots", []):
+        change.set(snapshots, key, failed, snapshots.c.status == "deleting")
+
+
 def _order_events(change: VolumeChange, name: str, job: VolumeJob) -> None:
     """Add a job that sends the compute service an event for each attachment of a server.
 
@@ -240,13 +254,19 @@ KINDS: Mapping[str, JobKind] = {
     "copy": JobKind(volumes, _copy, _NEW, _NOT_MADE),
     "download": JobKind(volumes, _download, _NEW, _NOT_MADE),
     "reimage": JobKind(volumes, _download, _record_reimage, _record_failed_reimage),
-    "upload": JobKind(volumes, _upload, _restore_status("uploading"), _restore_status("uploading")),
+    "upload": JobKind(
+        volumes,
+        _upload,
+        _restore_status("uploading"),
+        _restore_status("uploading"),
+        abandon=_remove_image,
+    ),
     "extend": JobKind(volumes, _grow, _record_extension, _record_failed_extension),
     "delete": JobKind(
         volumes,
         _remove("volume"),
         _delete_row(volumes),
-        _set(volumes, ("deleting",), status="error_deleting"),
+        _record_failed_delete,
         removes=True,
     ),
     "snapshot": JobKind(

@@ -86,6 +86,18 @@ class ImageNeighbour(ExternalService):
             return state.status_code == 200 and bool(state.json()["status"] == "active")
         return response.status_code == 204
 
+    def remove_unfinished(self, key: str) -> None:
+        path = f"/v2/images/{key}"
+        try:
+            state = self._request("GET", path)
+            if state.status_code != 200 or state.json()["status"] not in ("queued", "saving"):
+                return
+            status = self._request("DELETE", path).status_code
+            if status not in (204, 404):
+                LOG.warning("an image without data cannot be deleted", image=key, status=status)
+        except Later as error:
+            LOG.warning("an image without data cannot be deleted", image=key, problem=error)
+
 
 def _write(blocks: Iterator[bytes], path: Path, limit: int, check: Check) -> int:
     size = 0

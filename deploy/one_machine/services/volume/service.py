@@ -102,6 +102,15 @@ class ImageSource(Protocol):
             Later: The image service cannot answer now, or an earlier upload has not ended.
         """
 
+    def remove_unfinished(self, key: str) -> None:
+        """Delete an image that has no data. An image with data or without a row stays as it is.
+
+        A failure is only logged.
+
+        Args:
+            key: The id of the image.
+        """
+
 
 class ComputeSource(Protocol):
     """The compute service, as the volume service uses it."""

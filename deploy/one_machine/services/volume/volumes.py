@@ -435,7 +435,7 @@ def remove(change: VolumeChange, row: DbRow, *, force: bool, cascade: bool = Fal
     stuck = [
         snapshot
         for snapshot in own_snapshots
-        if snapshot.status not in ("available", "error", "deleting")
+        if snapshot.status not in ("available", "error", "deleting", "error_deleting")
     ]
     if (
         is_copied

@@ -112,11 +112,13 @@ class JobWorker:
             check()
             kind.work(self._service, job, check)
         except NotWanted:
+            kind.abandon(self._service, job)
             self._end(job, lambda change, job: None)
         except Later as error:
             self._postpone(kind, job, row.attempts + 1, error)
         except (ImageRefused, OSError) as error:
             LOG.error("a job failed", job=row.kind, target=row.target_id, problem=error)
+            kind.abandon(self._service, job)
             self._end(job, kind.failed)
         except Exception:
             LOG.exception("a job failed unexpectedly", job=row.kind, target=row.target_id)
@@ -155,6 +157,7 @@ class JobWorker:
             return
         LOG.warning("an attempt of a job failed", job=job.kind, target=job.target_id, problem=error)
         if attempts >= kind.attempts:
+            kind.abandon(self._service, job)
             self._end(job, kind.failed)
             return
         pause = min(MAX_PAUSE_SECONDS, 2.0**attempts / 2)
