@@ -30,6 +30,9 @@ from common.store.hosts import host_keys
 from deploy.operator.hosts.broker_roles import role_identity
 from deploy.operator.hosts.broker_users import Management
 
+#: The first line of a configuration file that ./deploy/up writes begins so.
+MADE_BY_UP = "# Made by deploy/up"
+
 
 def restore(options: argparse.Namespace) -> int:
     """Create all users at the broker, and reset passwords and rights of existing users.
@@ -39,7 +42,8 @@ def restore(options: argparse.Namespace) -> int:
     cannot be restored: a machine that has not joined yet needs a new one.
 
     Raises:
-        ConfigError: The secret of conductors is missing, or a configuration is not valid.
+        ConfigError: The secret of conductors is missing, a configuration is not valid, or
+            ./deploy/up made the cloud. The hosts of such a cloud have other passwords.
         Unavailable: The database or the management API does not answer, or refuses the change.
     """
     # ``config.load`` replaces the configuration of this process, so the command's own comes last.
@@ -49,6 +53,11 @@ def restore(options: argparse.Namespace) -> int:
         raise ConfigError(
             "[host_keys] command_secret is not set. Run this command where a conductor runs, with "
             "the conductor's configuration file"
+        )
+    if any(Path(path).read_text().startswith(MADE_BY_UP) for path in conf.config_file):
+        raise ConfigError(
+            "./deploy/up made this cloud, and the passwords of its hosts at the broker are others than this command "
+            "writes. The cloud's RabbitMQ creates all users at each start: run ./deploy/down and ./deploy/up"
         )
     store = Store.open(conf)
     upgrades.check(store)

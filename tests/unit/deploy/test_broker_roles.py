@@ -18,6 +18,7 @@ from common.security.broker_names import API, CONDUCTOR, CONSOLE, ROLES, SCHEDUL
 from common.store.engine import Store
 from common.store.hosts import host_keys
 from common.store.upgrades import upgrade
+from deploy.one_machine.cloud.configuration import HEAD
 from deploy.operator.main import main
 
 
@@ -87,6 +88,22 @@ def test_broker_restore_writes_users_of_hosts_and_processes(tmp_path: Path, caps
     api.write_text("[DEFAULT]\ntransport_url = rabbit://someone:x@127.0.0.1:5671/cloud\n")
     assert main(["--config", str(conf), *words]) == 1
     assert "someone in transport_url is not the user of a role" in capsys.readouterr().err
+
+
+def test_broker_restore_of_one_machine_cloud_is_refused_and_writes_no_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Broker._derive_password derives other passwords of hosts than ``kilonova host add``."""
+    conf, path = tmp_path / "k.conf", tmp_path / "users.json"
+    upgrade(store := Store(f"sqlite:///{tmp_path}/k.db"))
+    store.close()
+    conf.write_text(
+        f"{HEAD}[DEFAULT]\ntransport_url = rabbit://kilonova-conductor:S3CRET@127.0.0.1:5671/\n"
+        f"[database]\nurl = sqlite:///{tmp_path}/k.db\n[host_keys]\ncommand_secret = {'c' * 32}\n"
+    )
+    assert main(["--config", str(conf), "broker", "restore", "--file", str(path)]) == 1
+    assert "run ./deploy/down and ./deploy/up" in capsys.readouterr().err
+    assert not path.exists()
 
 
 @pytest.mark.parametrize(
