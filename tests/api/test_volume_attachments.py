@@ -331,6 +331,18 @@ def test_swap_volume_changes_delete_on_termination_too(cloud: Cloud, migrating_s
     assert "not mutable" in read_refusal(swap_volume(cloud, migrating_server, tag="another"), 400)
 
 
+def test_refused_swap_volume_keeps_delete_on_termination(
+    cloud: Cloud, volumes: Volumes, migrating_server: str
+) -> None:
+    volumes.change(VOLUME, migration="")
+    assert swap_volume(cloud, migrating_server, delete_on_termination=True).status_code == 409
+    volumes.change(VOLUME, migration="migrating")
+    assert swap_volume(cloud, migrating_server).status_code == 202
+    assert swap_volume(cloud, migrating_server, delete_on_termination=True).status_code == 409
+    [row] = cloud.rows(schema.block_devices)
+    assert not row.delete_on_termination
+
+
 @pytest.mark.parametrize(("token", "status"), [("user", 403), ("service", 404)])
 def test_swap_volume_returns_403_to_users_and_404_to_foreign_service(
     cloud: Cloud, migrating_server: str, token: str, status: int

@@ -237,12 +237,13 @@ def swap(
     volume_id: str,
     new_volume_id: str,
     new_size_gb: int,
+    delete_on_termination: bool | None = None,
 ) -> str:
     """Let the action that swaps a volume take the server, and return the action's id.
 
     The action copies the volume to the new volume, which then takes its place. The arguments of the
     action are ``block_device`` (the row's uuid), ``volume_id``, ``new_volume_id`` and
-    ``new_size_gb``.
+    ``new_size_gb``. ``delete_on_termination`` is stored with the action. None: it is unchanged.
 
     Raises:
         NotFound: The server does not exist, or does not have the volume.
@@ -257,6 +258,8 @@ def swap(
         raise errors.Conflict(
             f"Volume {volume_id} of instance {server_id} is {device.status}. Swap the volume when it is attached."
         )
+    if delete_on_termination is not None:
+        set_values(tx, [device.uuid], delete_on_termination=delete_on_termination)
     return actions.begin(
         tx,
         row,

@@ -223,8 +223,8 @@ def check_zone(request: Request, volume: Volume, zone: str | None, server_id: st
 def update(request: Request, server: ServerRecord, volume_id: str) -> None:
     """Begin a swap or change delete_on_termination, for PUT …/os-volume_attachments/{volume_id}.
 
-    Before 2.85 every request is a swap. Since 2.85 one request can do both. The change of
-    delete_on_termination is made first, and stays if the swap is refused.
+    Before 2.85 every request is a swap. Since 2.85 one request can do both, in one transaction. A
+    request whose swap is refused changes nothing.
 
     Raises:
         NotFound: Since 2.85, the server does not have the volume. For a swap, the volume does not
@@ -239,21 +239,29 @@ def update(request: Request, server: ServerRecord, volume_id: str) -> None:
     changes = request.version in _CHANGES
     if swaps := not changes or body["volumeId"] != volume_id:
         request.require(_API + "swap", {"project_id": server.project_id, "user_id": server.user_id})
+    delete_on_termination = None
     if changes:
         _refuse_changed(body, request.read(volumes.show, server.id, volume_id))
         if "delete_on_termination" in body:
-            request.write(
-                volumes.set_delete_on_termination,
-                server.id,
-                volume_id,
-                is_true(body["delete_on_termination"]),
-            )
+            delete_on_termination = is_true(body["delete_on_termination"])
     if swaps:
-        _swap(request, server, volume_id, body["volumeId"])
+        _swap(request, server, volume_id, body["volumeId"], delete_on_termination)
+    elif delete_on_termination is not None:
+        request.write(
+            volumes.set_delete_on_termination, server.id, volume_id, delete_on_termination
+        )
 
 
-def _swap(request: Request, server: ServerRecord, volume_id: str, new_volume_id: str) -> None:
+def _swap(
+    request: Request,
+    server: ServerRecord,
+    volume_id: str,
+    new_volume_id: str,
+    delete_on_termination: bool | None,
+) -> None:
     """Begin to replace a volume by the target of the block storage service's migration.
+
+    ``delete_on_termination`` is stored when the action begins. None: it is unchanged.
 
     Raises:
         NotFound: The old volume does not exist for the caller.
@@ -275,7 +283,13 @@ def _swap(request: Request, server: ServerRecord, volume_id: str, new_volume_id:
         raise errors.BadRequest(problem.text) from problem
     request.check(SWAP, server, waits=True)
     _refuse_swap(request, server, old, new)
-    swap = partial(volumes.swap, volume_id=volume_id, new_volume_id=new.id, new_size_gb=new.size_gb)
+    swap = partial(
+        volumes.swap,
+        volume_id=volume_id,
+        new_volume_id=new.id,
+        new_size_gb=new.size_gb,
+        delete_on_termination=delete_on_termination,
+    )
     action_waits.begin_in_turn(
         request.services, server.id, partial(request.begin, swap, SWAP, server.id)
     )
