@@ -146,6 +146,25 @@ def test_list_and_show_usage_page_by_server_from_2_40(cloud: Cloud, fleet: dict[
     )
 
 
+@pytest.mark.parametrize("name", ["long", "short"])
+def test_usage_pages_hold_all_other_servers_when_times_of_one_are_damaged(
+    cloud: Cloud, fleet: dict[str, str], name: str
+) -> None:
+    damaged = schema.servers.c.id == fleet[name]
+    with cloud.store.begin() as tx:
+        tx.execute(sa.update(schema.servers).where(damaged).values(terminated_at=sa.text("'[1,2'")))
+    names, query = [], MARCH + "&detailed=1&limit=1"
+    while query:
+        body = get_usages(cloud, query, "2.40")
+        [server] = [
+            server for usage in body["tenant_usages"] for server in usage["server_usages"]
+        ] or [{"name": ""}]
+        names.append(server["name"])
+        links = body.get("tenant_usages_links", [])
+        query = links[0]["href"].partition("?")[2] if links else ""
+    assert sorted(names) == sorted({"", "foreign", "long", "short"} - {name})
+
+
 @pytest.mark.parametrize(
     ("query", "mv", "message"),
     [

@@ -71,14 +71,15 @@ def of_servers(
 ) -> Iterator[Used]:
     """Yield the usage of each server that ran in the period, by project and id.
 
-    Servers with damaged times are logged and left out.
+    Servers with damaged times are logged and left out. Further servers then fill the page, because
+    callers take a page with fewer servers for the last page.
 
     Args:
         tx: The transaction.
         period: The period.
         project_id: Only servers of this project. None: all projects.
         marker: Id of the last server of the previous page. None: the first page.
-        limit: Most servers to read. None: all.
+        limit: Most servers to yield. None: all.
 
     Raises:
         BadRequest: The marker is not the id of a server. Raised when iteration starts.
@@ -97,11 +98,13 @@ def of_servers(
         query = query.where(
             sa.or_(C.project_id > last, sa.and_(C.project_id == last, C.id > marker))
         )
+    left_out = 0
     for row in tx.execute(query):
         if not all(isinstance(at, int | None) for at in (row.launched_at, row.terminated_at)):
             log.error(
                 "the times of a server are damaged, so its usage is not counted", server=row.id
             )
+            left_out += 1
             continue
         yield Used(
             row.project_id,
@@ -113,6 +116,8 @@ def of_servers(
             row.launched_at,
             row.terminated_at,
         )
+    if limit is not None and left_out:
+        yield from of_servers(tx, period, project_id, row.id, left_out)
 
 
 def sums(tx: Connection, period: Period, project_id: str | None = None) -> Iterator[Used]:
