@@ -285,6 +285,16 @@ def test_create_server_with_malformed_mappings_in_image_returns_400(
     assert "is not a list of mappings" in read_refusal(cloud, image=IMAGE)
 
 
+def test_create_server_from_image_with_two_boot_disks_returns_400(
+    cloud: Cloud, volumes: Volumes
+) -> None:
+    second = {**SNAPSHOT_MAPPING, "device_name": "/dev/vdb"}
+    set_image_mappings(cloud, volumes, SNAPSHOT_MAPPING, second)
+    assert "Boot sequence" in read_refusal(cloud, image=IMAGE)
+    set_image_mappings(cloud, volumes, SNAPSHOT_MAPPING, {**second, "boot_index": 2})
+    assert len(create_and_read_volumes(cloud, image=IMAGE)) == 2, "gaps are allowed"
+
+
 def test_create_server_from_image_with_missing_snapshot_returns_400(
     cloud: Cloud, volumes: Volumes
 ) -> None:

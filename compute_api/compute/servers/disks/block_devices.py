@@ -319,6 +319,8 @@ def _check_root(
     if len(images) > 1:
         raise errors.BadRequest(f"{FIELD}: only one disk can be the boot disk.")
     indexes = [*map(_parse_boot_index, images), *(volume.boot_index for volume in volumes)]
+    if indexes.count(0) > 1:
+        raise errors.BadRequest(BOOT_ORDER)
     if body.get(FIELD):
         _check_boot_order(indexes)
     elif image_id and not images and 0 not in indexes:
