@@ -150,8 +150,8 @@ def page_kb(text: str) -> int:
         raise ValueError("is not small, large, any, or a size like 2MB")
     number, unit, ends = int(match[1]), match[2], match[3]
     size = number << (_UNITS[unit] if unit or ends else 10)  # a bare number is KiB
-    size = size // 8 if ends in ("b", "bit") else size
-    if size < 4 << 10 or size & (size - 1) or size > 1 << 40:
+    size, rest = divmod(size, 8) if ends in ("b", "bit") else (size, 0)
+    if rest or size < 4 << 10 or size & (size - 1) or size > 1 << 40:
         raise ValueError("is not the size of memory pages")
     return size >> 10
 

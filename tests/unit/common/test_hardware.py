@@ -267,6 +267,7 @@ def test_image_page_size_is_used_when_flavor_allows_this_size(
         ),
         ({"hw:mem_page_size": "3MB"}, {}, "hw:mem_page_size: '3MB' is not the size"),
         ({"hw:mem_page_size": "5000B"}, {}, "hw:mem_page_size: '5000B' is not the size"),
+        ({"hw:mem_page_size": "32769b"}, {}, "hw:mem_page_size: '32769b' is not the size"),
         ({"hw:mem_page_size": "huge"}, {}, "hw:mem_page_size: 'huge' is not small"),
         (
             {
