@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NotYet
+from functools import partial
 from typing import Any
 
 import pytest
@@ -348,6 +349,20 @@ def test_hand_back_of_allocations_on_disabled_source_host_is_accepted(store: Sto
     assert move.host == "h2"
     store.write(lambda tx: allocations.hand_back(tx, migration, original.consumer, "h1"))
     assert store.read(lambda tx: allocations_of(tx, original.consumer)) == {"h1", "h2"}
+
+
+def test_allocations_without_amounts_are_stored_as_no_rows(store: Store) -> None:
+    """A flavor can request no resources, with extra specs like resources:VCPU=0."""
+    new_host(store, "h1")
+    server, migration = request(["h1"], resources={"VCPU": 0}), ids.new()
+    assert claim(store, server) == ["h1"]
+    larger = request(["h1"], server.consumer, leaves=("h1", migration))
+    store.write(lambda tx: allocations.claim(tx, [larger]))
+    store.write(lambda tx: allocations.stay(tx, migration, server.consumer, "h1", {"VCPU": 0}))
+    holder = {"id": ids.new(), "type": "server", "project_id": "project", "user_id": "user"}
+    store.write(lambda tx: allocations.put(tx, holder, "h1", {}))
+    for consumer in (server.consumer, migration, holder["id"]):
+        assert store.read(partial(allocations_of, consumer=consumer)) == set()
 
 
 def allocations_of(tx: Connection, consumer: str) -> set[str]:

@@ -557,7 +557,7 @@ def stay(
     tx.execute(sa.delete(consumers).where(consumers.c.id == migration))
     if amounts is not None:
         _drop(tx, provider, server)
-        tx.execute(sa.insert(allocations), _rows(provider, server, amounts))
+        insert_many(tx, allocations, _rows(provider, server, amounts))
 
 
 def release(tx: Connection, placements: Sequence[tuple[str, str]]) -> None:
@@ -606,7 +606,7 @@ def put(tx: Connection, holder: Mapping[str, str], host: str, amounts: Mapping[s
         raise errors.Conflict(f"Host {host} has no resource provider. Run: kilonova doctor")
     _drop(tx, provider, holder["id"])
     register(tx, holder)
-    tx.execute(sa.insert(allocations), _rows(provider, holder["id"], amounts))
+    insert_many(tx, allocations, _rows(provider, holder["id"], amounts))
 
 
 def register(tx: Connection, holder: Mapping[str, str]) -> None:
