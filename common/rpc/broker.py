@@ -165,7 +165,6 @@ def opener(conf: cfg.ConfigOpts, url: str | None = None) -> Connect:
 
     Raises:
         ConfigError: ``configure`` refuses the configuration, or the URL is malformed.
-        ValueError: The port in the URL is not a number.
     """
     address, options = configure(conf, url), conf[RABBIT]
     urls = []
@@ -210,7 +209,6 @@ def look_in(conf: cfg.ConfigOpts, url: str | None = None, option: str = "transpo
         ConfigError: The broker refuses the name, the password or the virtual host, or ``configure``
             refuses the configuration, or the URL is malformed.
         Unavailable: The broker does not answer, or the URL names no broker.
-        ValueError: The port in the URL is not a number.
     """
     connect = opener(conf, url)
     if not address_of(conf, url).hosts:
@@ -281,7 +279,6 @@ def configure(conf: cfg.ConfigOpts, url: str | None = None) -> BrokerAddress:
         ConfigError: Plain text would travel to another machine without permission, certificates
             would not be verified, the URL contains options for TLS or is malformed, or [tls] is not
             usable.
-        ValueError: The port in the URL is not a number.
     """
     address, files, options = address_of(conf, url), tls.of(conf), conf[RABBIT]
     if any(name.startswith("ssl") for name in address.query):
@@ -318,15 +315,17 @@ def address_of(conf: cfg.ConfigOpts, url: str | None = None) -> BrokerAddress:
 
     Raises:
         ConfigError: The URL is malformed, or of an unknown kind.
-        ValueError: The port in the URL is not a number.
     """
     try:
         oslo_messaging.get_rpc_transport(conf, url=url)  # Registers the options without connecting.
         address: BrokerAddress = oslo_messaging.TransportURL.parse(conf, url)
-    except oslo_messaging.MessagingException:
-        # The library's own text contains the password of the URL.
+        if not all(0 <= (host.port or 0) < 65536 for host in address.hosts):
+            raise ValueError("a port is out of range")
+    except (oslo_messaging.MessagingException, ValueError):
+        # The original text can contain the password of the URL, or a part of the password.
         raise ConfigError(
-            "transport_url is not the URL of a RabbitMQ broker, like rabbit://kilonova:PASSWORD@127.0.0.1:5672/"
+            "transport_url is not the URL of a RabbitMQ broker, like rabbit://kilonova:PASSWORD@127.0.0.1:5672/. "
+            "The port must be a number from 1 to 65535. In a password, write # / ? as %23 %2F %3F"
         ) from None
     return address
 

@@ -20,6 +20,7 @@ from oslo_config import cfg
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import DBAPIError
 
+from common.domain.errors import ConfigError
 from common.security.tls import Tls, protecting
 from common.store import regular_expressions
 
@@ -152,9 +153,10 @@ def protection(conf: cfg.ConfigOpts) -> Tls | None:
 
     Raises:
         ConfigError: The connection would be plain text to another machine, without [tls]
-            allow_plain_text. Or the files or options of [tls] cannot be used.
+            allow_plain_text. Or the files or options of [tls] cannot be used, or the URL's port is
+            not valid.
     """
-    url = sa.make_url(conf.database.url)
+    url = _parse_url(conf.database.url)
     if url.get_backend_name() == "sqlite":
         return None
     hosts = [url.host]
@@ -168,6 +170,18 @@ def protection(conf: cfg.ConfigOpts) -> Tls | None:
     return protecting(
         conf, "[database] url", hosts, off="" if conf.database.tls else "[database] tls is false"
     )
+
+
+def _parse_url(text: str) -> URL:
+    """Return the URL in [database] url, or raise ConfigError if the port is not valid."""
+    try:
+        url = sa.make_url(text)
+        is_valid = url.port is None or 0 < url.port < 65536
+    except ValueError:
+        is_valid = False
+    if not is_valid:
+        raise ConfigError("[database] url: the port must be a number from 1 to 65535")
+    return url
 
 
 def connect_arguments(

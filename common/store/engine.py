@@ -174,9 +174,8 @@ class Store:
 
         Raises:
             ConfigError: The connection would be plain text to another machine without [tls]
-                allow_plain_text, the files or options of [tls] cannot be used, or the driver is not
-                installed.
-            ValueError: The port in the URL is not a number.
+                allow_plain_text, the files or options of [tls] cannot be used, the driver is not
+                installed, or the port in the URL is not valid.
         """
         try:
             return cls(

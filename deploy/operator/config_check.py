@@ -93,7 +93,6 @@ def broker(conf: cfg.ConfigOpts) -> str:
     Raises:
         ConfigError: The broker refuses the connection, or its options are wrong.
         Unavailable: The broker does not answer, or no broker is configured.
-        ValueError: The port in the URL is not a number.
     """
     from common.rpc.broker import address_of
 
@@ -190,7 +189,7 @@ def broker_of_host(conf: cfg.ConfigOpts) -> str:
     If the file names no broker, check the configured broker.
 
     Raises:
-        ValueError: The key file cannot be used, or the port in the broker's URL is not a number.
+        ValueError: The key file cannot be used.
         ConfigError: The broker refuses the connection, or its options are wrong.
         Unavailable: The broker does not answer, or no broker is configured.
     """

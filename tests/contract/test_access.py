@@ -214,3 +214,25 @@ def test_access_check_passes_when_service_does_not_answer(tmp_path: Path, neighb
         access.check(config.load(str(path)), neighbour)
     finally:
         config.CONF.clear()
+
+
+@pytest.mark.parametrize(
+    ("service", "lines"),
+    [
+        (access.DATABASE, "[database]\nurl = postgresql+psycopg://u:p@127.0.0.1:{port}/k\n"),
+        (access.BROKER, "[DEFAULT]\ntransport_url = rabbit://u:p@127.0.0.1:{port}/\n"),
+    ],
+)
+@pytest.mark.parametrize("port", ["secret", "99999"])
+def test_access_check_with_invalid_port_names_option_and_hides_url(
+    tmp_path: Path, service: str, lines: str, port: str
+) -> None:
+    """In a URL whose password has the character # or /, the password counts as the port."""
+    path = tmp_path / "kilonova.conf"
+    path.write_text(lines.format(port=port))
+    try:
+        with pytest.raises(errors.ConfigError, match="url") as refusal:
+            access.check(config.load(str(path)), service)
+    finally:
+        config.CONF.clear()
+    assert "port" in str(refusal.value) and port not in str(refusal.value)
