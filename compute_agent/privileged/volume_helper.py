@@ -305,12 +305,20 @@ def parse_request(question: Question) -> tuple[str, str, dict[str, object]]:
 def without_passwords(text: str, question: Question) -> str:
     """Return ``text`` with ``***`` in place of the passwords of the request's data.
 
-    A password is the value of a key that ends in "password".
+    A password is the value of a key that ends in "password". Its characters may be escaped in
+    ``text``, because texts of errors contain the repr of other texts.
     """
     data = question.get("data")
     for name, value in data.items() if isinstance(data, Mapping) else ():
         if name.endswith("password") and value:
-            text = text.replace(str(value), "***")
+            escaped = str(value).replace("\\", "\\\\")
+            for quoted in (
+                escaped.replace("'", "\\'"),
+                escaped.replace('"', '\\"'),
+                escaped,
+                str(value),
+            ):
+                text = text.replace(quoted, "***")
     return text
 
 

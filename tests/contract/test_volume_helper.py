@@ -7,11 +7,12 @@ commands.
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -242,6 +243,17 @@ def test_connect_failure_hides_password_in_details_and_log(
         f"iscsiadm -v {PASSWORD}", {"data": {"auth_password": PASSWORD}}
     )
     assert text == "iscsiadm -v ***"
+
+
+@pytest.mark.parametrize("password", ["a\\b", "a'b", 'a"b', "a'b\"c\\"])
+@pytest.mark.parametrize("quote", [repr, json.dumps])
+def test_password_is_hidden_in_quoted_text_of_failure(
+    password: str, quote: Callable[[str], str]
+) -> None:
+    """The error of a failed program contains its output with escaped characters."""
+    text = quote(f"cannot use {password} here")
+    shown = volume_helper.without_passwords(text, {"data": {"auth_password": password}})
+    assert shown[1:-1] == "cannot use *** here"
 
 
 def test_host_properties_come_from_os_brick_of_helper(
