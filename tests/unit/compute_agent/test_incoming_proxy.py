@@ -12,9 +12,11 @@ import ssl
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -41,6 +43,7 @@ from compute_agent.virt.libvirt.migration.incoming.records import (
 from compute_agent.virt.libvirt.migration.incoming.rpc import HEADER, REMOTE, Packet
 from deploy.one_machine.cloud.authority import Authority
 from deploy.testing.servers import free_ports
+from tests.log_lines import rendered_lines
 from tests.unit.compute_agent.incoming_calls import (
     OTHER_HOST,
     OTHER_SERVER,
@@ -184,6 +187,18 @@ def test_incoming_proxy_refuses_missing_or_foreign_certificate(rig: Rig, certifi
     with pytest.raises((ConnectionError, ssl.SSLError)):
         rig.connect(tls)
     rig.check_refused()
+
+
+def test_incoming_proxy_logs_continuous_refusals_once_per_interval(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = SimpleNamespace(monotonic=lambda: now, sleep=time.sleep)
+    monkeypatch.setattr(proxies, "time", clock)
+    for number in range(10):
+        now = 1000 + number * proxies.LOG_EVERY * 0.4
+        rig.proxy.refuse(OTHER_HOST, "no certificate")
+    assert len(rendered_lines(caplog)) == 4
+    assert rig.proxy.refused == 10
 
 
 def test_proxy_does_not_answer_plain_text(rig: Rig) -> None:

@@ -113,11 +113,13 @@ class Proxy:
         self._listener.close()
 
     def refuse(self, peer: str, reason: object) -> None:
-        """Count a refusal, and log it unless another came in the last ``LOG_EVERY`` seconds."""
+        """Count a refusal, and log it unless one was logged in the last ``LOG_EVERY`` seconds."""
         now = time.monotonic()
         with self._lock:
             self.refused += 1
-            was_logged, self._log_at = self._log_at > now, max(self._log_at, now + LOG_EVERY)
+            was_logged = self._log_at > now
+            if not was_logged:
+                self._log_at = now + LOG_EVERY
         if not was_logged:
             log.warning(
                 "a request for an incoming migration is refused",
