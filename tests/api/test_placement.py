@@ -276,6 +276,19 @@ def test_placement_capacity_reduced_below_usage_is_no_doctor_finding(placement: 
     assert placement.get("/allocation_candidates?resources=VCPU:1")["allocation_requests"] == []
 
 
+def test_placement_usage_above_32_bits_is_stored_as_largest_excess(placement: Placement) -> None:
+    """PostgreSQL and MariaDB refuse larger numbers in this column, and so the whole request."""
+    path, most = placement.provider_path(), 2**31 - 1
+    assert placement.call("PUT", "/resource_classes/CUSTOM_BYTES").status_code == 201
+    body = {"resource_class": "CUSTOM_BYTES", "total": most, "allocation_ratio": 2.0}
+    assert placement.call("POST", f"{path}/inventories", body).status_code == 201
+    for _ in range(2):
+        claim(placement.store, CUSTOM_BYTES=most)
+    placement.set_class(path, "CUSTOM_BYTES", total=most, allocation_ratio=1.0)
+    excess = sa.select(sa.func.max(schema.inventories.c.excess))
+    assert placement.store.read(lambda tx: tx.scalar(excess)) == most
+
+
 # --- traits and aggregates ---
 def test_placement_put_or_delete_of_traits_keeps_traits_reported_by_host(
     placement: Placement,

@@ -43,6 +43,8 @@ DEFAULTS: Mapping[str, float] = {
 #: Limit of a capacity, whatever the ratio, so that sums fit into the integers of databases and
 #: programs.
 MOST = 2**53
+#: The largest number in the column ``excess``. A usage is a sum and may be larger.
+_LARGEST_EXCESS = 2**31 - 1
 
 
 class InUse(errors.Conflict):
@@ -287,7 +289,7 @@ def _settle_row(row: InventoryRow, ratio: float | None, used: int) -> Values:
             one for one in (row.set_ratio, ratio, row.host_ratio) if one is not None
         )
     fits = used <= capacity({"total": row.total, **values})
-    return {**values, "excess": 0 if fits else used}
+    return {**values, "excess": 0 if fits else min(used, _LARGEST_EXCESS)}
 
 
 def _aggregate_ratios(tx: Connection, provider_ids: Sequence[int]) -> dict[tuple[int, str], float]:
