@@ -37,13 +37,28 @@ class _Context:
 
 
 class Notifier:
-    """Sends notifications. Only one thread may use a notifier."""
+    """Sends notifications. Only one thread may use a notifier.
+
+    Args:
+        conf: The configuration.
+        url: The broker's URL. None: the configured broker for notifications.
+
+    Raises:
+        ConfigError: The URL is malformed, or ``configure`` refuses the configuration.
+    """
 
     def __init__(self, conf: cfg.ConfigOpts, url: str | None = None) -> None:
         # Errors of sending are raised by ``send``, so the library must not log them too.
         logging.getLogger("oslo_messaging.notify.messaging").setLevel(logging.CRITICAL)
         oslo_messaging.set_transport_defaults(EXCHANGE)
-        self._transport = oslo_messaging.get_notification_transport(conf, url=url)
+        try:
+            self._transport = oslo_messaging.get_notification_transport(conf, url=url)
+        except (oslo_messaging.MessagingException, ValueError):
+            # The original text can contain the password of the URL.
+            raise errors.ConfigError(
+                "[oslo_messaging_notifications] transport_url is not the URL of a RabbitMQ broker, like "
+                "rabbit://kilonova:PASSWORD@127.0.0.1:5672/"
+            ) from None
         oslo_messaging.set_transport_defaults(CONTROL_EXCHANGE)
         configure(conf, url or conf.oslo_messaging_notifications.transport_url)
         self._send = self._transport._send_notification

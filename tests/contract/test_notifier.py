@@ -94,6 +94,17 @@ def conf() -> Iterator[cfg.ConfigOpts]:
     conf.clear_override("topics", group="oslo_messaging_notifications")
 
 
+@pytest.mark.parametrize("url", ["no url", "rabbit://u:p@127.0.0.1:secret/"])
+def test_notifier_with_malformed_url_names_option_and_hides_url(
+    conf: cfg.ConfigOpts, url: str
+) -> None:
+    conf.set_override("transport_url", url, group="oslo_messaging_notifications")
+    with pytest.raises(errors.ConfigError, match="oslo_messaging_notifications") as refusal:
+        Notifier(conf)
+    conf.clear_override("transport_url", group="oslo_messaging_notifications")
+    assert "secret" not in str(refusal.value)
+
+
 @pytest.fixture
 def notifier(conf: cfg.ConfigOpts, rabbitmq_url: str) -> Iterator[Notifier]:
     notifier = Notifier(conf, rabbitmq_url)
