@@ -132,7 +132,8 @@ def test_suspend_cancelled_before_memory_is_saved_leaves_guest_running(rig: Rig)
 
 def test_rebuild_replaces_disk_once_and_not_on_missing_image_or_cancel(rig: Rig) -> None:
     spec = rig.boot_with_canary()
-    new_spec = replace(spec, fence=2, name="anew", image=another(rig))
+    image = rig.linux_image if rig.real else another(rig)
+    new_spec = replace(spec, fence=2, name="anew", image=image)
 
     def raise_not_found(image: str) -> Iterator[bytes]:
         raise errors.NotFound("No image was found.")
@@ -180,25 +181,25 @@ def test_rebuild_of_suspended_or_absent_guest_sets_requested_power_state(rig: Ri
 
 def test_rescue_boots_rescue_image_and_keeps_own_disk(rig: Rig) -> None:
     spec = rig.boot_with_canary()
+    # Only a guest with an operating system sees the second disk.
+    image = rig.linux_image if rig.real else another(rig)
     files = rig.files(spec.server)
     phases = Phases()
     rescued, unrescued = replace(spec, fence=2), replace(spec, fence=3)
     with pytest.raises(Cancelled):
         rig.driver.rescue(
             rescued,
-            another(rig),
+            image,
             rig.read_image,
             VerbContext(phases, lambda: "making disks" in phases),
         )
     assert rig.state(spec.server) == (RUNNING, 1) and rig.files(spec.server) == files
     with pytest.raises(VerbFailed) as failure:
-        rig.driver.rescue(
-            rescued, replace(another(rig), hash_value="0" * 64), rig.read_image, QUIET
-        )
+        rig.driver.rescue(rescued, replace(image, hash_value="0" * 64), rig.read_image, QUIET)
     assert failure.value.reason is FailureReason.UNTOUCHED
     assert rig.state(spec.server) == (RUNNING, 1) and rig.files(spec.server) == files
     for _ in range(2):
-        state = rig.driver.rescue(rescued, another(rig), rig.read_image, QUIET)
+        state = rig.driver.rescue(rescued, image, rig.read_image, QUIET)
         assert state == DomainState(spec.server, RUNNING, 2)
     assert rig.has_canary(spec.server, 2, "vdb")
     assert rig.driver.diagnostics(spec.server)["num_disks"] == (2 if rig.kind == "memory" else 3)
@@ -214,7 +215,7 @@ def test_rescue_boots_rescue_image_and_keeps_own_disk(rig: Rig) -> None:
 
 
 def check_stable_rescue_keeps_place_of_own_disk(rig: Rig, spec: GuestSpec) -> None:
-    image = replace(rig.image, properties={"hw_rescue_bus": "usb"})
+    image = replace(rig.linux_image, properties={"hw_rescue_bus": "usb"})
     assert (
         rig.driver.rescue(replace(spec, fence=4), image, rig.read_image, QUIET).power_state
         == RUNNING
@@ -276,7 +277,7 @@ def test_rescue_and_rebuild_ignore_partial_files_of_killed_agent(rig: Rig) -> No
 
 
 def test_inject_nmi_reaches_kernel_and_fails_when_guest_is_off(rig: Rig) -> None:
-    spec = rig.boot(ready=True)
+    spec = rig.boot(ready=True, image=rig.linux_image)
     rig.driver.inject_nmi(spec.server)
     if rig.has_console:
         await_true(

@@ -88,7 +88,7 @@ def test_live_migration_keeps_base_image_of_disk(live: Pair) -> None:
     if live.source.real:
         assert (
             base(instance_folder(live.destination, spec)).name
-            == f"base.sha512-{live.source.image.hash_value}.qcow2"
+            == f"base.sha512-{live.source.linux_image.hash_value}.qcow2"
         )
     live.destination.driver.ensure_stopped(spec.server, 3, 0, QUIET)
     boots = live.destination.boots(spec.server)

@@ -98,7 +98,7 @@ def test_console_output_joins_rotated_log(tmp_path: Path) -> None:
 
 
 def test_stop_with_timeout_shuts_guest_down_and_is_repeatable(rig: Rig) -> None:
-    spec = rig.boot(ready=True)
+    spec = rig.boot(ready=True, image=rig.linux_image)
     for _ in range(2):
         assert rig.driver.ensure_stopped(spec.server, 2, BOOT_SECONDS, QUIET) == DomainState(
             spec.server, SHUTDOWN, 2

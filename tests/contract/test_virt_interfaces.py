@@ -208,7 +208,7 @@ def test_rebuild_rescue_and_unrescue_use_interfaces_of_spec(rig: Rig) -> None:
 def test_repeated_ensure_guest_replaces_interfaces(hotplug_rig: Rig) -> None:
     rig, driver = hotplug_rig, hotplug_rig.driver
     first, second, third = (rig.interface() for _ in range(3))
-    spec = rig.boot(ready=True, interfaces=[first, second])
+    spec = rig.boot(ready=True, image=rig.linux_image, interfaces=[first, second])
     changed = replace(spec, fence=2, interfaces=[second, third])
     assert driver.ensure_guest(changed, rig.read_image, QUIET) == DomainState(
         spec.server, RUNNING, 2

@@ -47,14 +47,13 @@ done
 """
 
 
-def linux_image(rig: Rig) -> ImageRef:
-    return replace(rig.image, properties={"os_type": "linux"})
+def typed(image: ImageRef) -> ImageRef:
+    return replace(image, properties={"os_type": "linux"})
 
 
 def boot(rig: Rig, user_data: str = "") -> GuestSpec:
-    return rig.boot(
-        image=linux_image(rig), flavor=FLAVOR, disks=[EPHEMERAL, SWAP], user_data=user_data
-    )
+    image = typed(rig.linux_image if user_data else rig.image)
+    return rig.boot(image=image, flavor=FLAVOR, disks=[EPHEMERAL, SWAP], user_data=user_data)
 
 
 def boot_and_stop_with_canaries(rig: Rig) -> GuestSpec:
@@ -242,7 +241,7 @@ def test_resize_here_enlarges_local_disks_until_revert(rig: Rig, reverts: bool) 
 
 @pytest.mark.parametrize("reverts", [True, False], ids=["revert", "confirm"])
 def test_resize_here_adds_and_removes_local_disks(rig: Rig, reverts: bool) -> None:
-    spec = rig.boot(image=linux_image(rig), flavor=BARE)
+    spec = rig.boot(image=typed(rig.image), flavor=BARE)
     rig.driver.ensure_stopped(spec.server, 1, 0, QUIET)
     larger = replace(spec, fence=2, flavor=FLAVOR, disks=[EPHEMERAL, SWAP])
     for _ in range(2):
@@ -289,7 +288,7 @@ def test_cold_migration_copies_ephemeral_disks_and_replaces_swap(pair: Pair) -> 
 
 
 def test_cold_migration_creates_local_disks_of_new_flavor(pair: Pair) -> None:
-    spec = pair.source.boot(image=linux_image(pair.source), flavor=BARE)
+    spec = pair.source.boot(image=typed(pair.source.image), flavor=BARE)
     pair.source.driver.ensure_stopped(spec.server, 1, 0, QUIET)
     pair.source.driver.offer(spec.server, 1, SECRET, QUIET)
     new_spec = replace(spec, fence=2, flavor=FLAVOR, disks=[EPHEMERAL, SWAP])
@@ -299,7 +298,7 @@ def test_cold_migration_creates_local_disks_of_new_flavor(pair: Pair) -> None:
 
 
 def test_cold_migration_on_shared_storage_creates_disks_added_by_flavor(sharing: Pair) -> None:
-    spec = sharing.source.boot(image=linux_image(sharing.source), flavor=BARE)
+    spec = sharing.source.boot(image=typed(sharing.source.image), flavor=BARE)
     sharing.source.driver.ensure_stopped(spec.server, 1, 0, QUIET)
     new_spec = replace(spec, fence=2, flavor=FLAVOR, disks=[EPHEMERAL, SWAP])
     sharing.transfer(new_spec)
@@ -414,6 +413,6 @@ def test_ephemeral_disk_with_backing_file_fails_cold_migration_and_start(pair: P
 
 
 def test_evacuation_of_stopped_server_creates_new_local_disks(rig: Rig) -> None:
-    spec = rig.spec(image=linux_image(rig), flavor=FLAVOR, disks=[EPHEMERAL, SWAP])
+    spec = rig.spec(image=typed(rig.image), flavor=FLAVOR, disks=[EPHEMERAL, SWAP])
     rig.driver.rebuild(spec, rig.read_image, False, QUIET)
     assert read_disks(rig, spec.server) == FORMATTED

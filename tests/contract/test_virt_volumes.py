@@ -454,7 +454,7 @@ sync
 def test_second_server_boots_from_volume_written_by_first(rig: Rig) -> None:
     root = create_volume(rig, boot_index=0, device="/dev/vda")
     image = rig.folder / "image"
-    image.write_bytes(rig.content)
+    image.write_bytes(b"".join(rig.read_image(rig.linux_image.id)))
     convert = ["qemu-img", "convert", "-n", "-f", "qcow2", "-O", "raw", image, volume_path(root)]
     subprocess.run(convert, check=True, timeout=60)
     for output in ("kept: []", "kept: [by web-1]"):

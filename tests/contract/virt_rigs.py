@@ -15,7 +15,7 @@ import tempfile
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
@@ -30,6 +30,7 @@ from deploy.one_machine.machine import libvirtd
 from tests import evidence, failures
 from tests.contract import virt_saved
 from tests.contract.virt_saved import Saved
+from tests.mini_image import assemble
 from tests.waiting import await_true
 
 if TYPE_CHECKING:
@@ -38,7 +39,8 @@ if TYPE_CHECKING:
 REPOSITORY = Path(__file__).resolve().parents[2]
 NANO = Flavor("1", "m1.nano", 1, 128, 1)
 QUIET = VerbContext(report_progress=lambda name: None, cancelled=lambda: False)
-READY = "kilonova tiny guest: ready"
+#: The last line of a boot, by both kinds of real guests.
+READY = "guest: ready"
 KEYS = [{"name": "mine", "type": "ssh", "data": "ssh-ed25519 AAAA me"}]
 #: The place of a real guest's canary: on the raw disk, behind the content of the image.
 CANARY_AT, SECTOR = 64 << 20, 512
@@ -111,6 +113,12 @@ class Rig:
 
     ``folder`` contains all files. ``restart()`` starts a new agent on them. ``daemon`` is the
     folder of its own libvirtd, for real guests that may be restored from saved memory.
+
+    Attributes:
+        image: The image that guests boot. A real guest has no operating system
+            (tests/mini_image.py).
+        linux_image: The image of guests with user data, and of guests that must react to unplugged
+            devices. Boots real guests with an operating system, slowly.
     """
 
     #: (URI of the hypervisor, user data) -> saved memory of a guest that was ready with it.
@@ -126,15 +134,16 @@ class Rig:
         daemon: Path | None = None,
     ) -> None:
         self.kind, self.folder, self._make, self._daemon = kind, folder, make, daemon
+        if self.real:
+            folder.mkdir(exist_ok=True)
+            (folder / "kvm.json").write_text(probe_kvm())
         self.driver = make()
-        self.content = content
-        self.image = ImageRef(
-            str(uuid.UUID(int=7)),
-            disk_format,
-            len(content),
-            "sha512",
-            hashlib.sha512(content).hexdigest(),
-        )
+        self.linux_image = self.image = describe_image(7, disk_format, content)
+        self.content, self._contents = content, {self.image.id: content}
+        if self.real:
+            self.content = assemble()
+            self.image = describe_image(8, "qcow2", self.content)
+            self._contents[self.image.id] = self.content
         self.servers: list[str] = []
         self.bridges: list[str] = []
         failures.register(self)
@@ -160,7 +169,10 @@ class Rig:
         return self.driver
 
     def spec(self, *, user_data: str = "", **changed: Any) -> GuestSpec:
-        """Return the spec of a new server that boots the rig's image with a config drive."""
+        """Return the spec of a new server with a config drive.
+
+        The server boots ``linux_image`` if there are user data, otherwise ``image``.
+        """
         server = str(uuid.uuid4())
         self.servers.append(server)
         values: dict[str, Any] = {
@@ -168,7 +180,7 @@ class Rig:
             "fence": 1,
             "name": "web <1>",
             "flavor": NANO,
-            "image": self.image,
+            "image": self.linux_image if user_data else self.image,
             "config_drive": True,
             "user_data": base64.b64encode(user_data.encode()).decode() if user_data else None,
             "instance": {"hostname": "web-1", "keys": KEYS},
@@ -225,8 +237,9 @@ class Rig:
         assert self.nics(server) == macs
 
     def read_image(self, image: str) -> Iterator[bytes]:
-        for at in range(0, len(self.content), 1 << 20):
-            yield self.content[at : at + (1 << 20)]
+        content = self._contents[image]
+        for at in range(0, len(content), 1 << 20):
+            yield content[at : at + (1 << 20)]
 
     def boot(self, *, ready: bool = False, **changed: Any) -> GuestSpec:
         """Create a guest. With ``ready``, wait until a real guest reacts to the power button."""
@@ -237,17 +250,18 @@ class Rig:
         return spec
 
     def ready(self, user_data: str = "") -> GuestSpec:
-        """Return a guest that is ready and has no interface.
+        """Return a guest with an operating system that is ready and has no interface.
 
         A real guest may be restored from the saved memory of another. So use this only in tests
         that do not check identity, boot or disk. The user data must not write to a disk.
         """
         if not self.real:
             return self.boot(user_data=user_data)
+        image = self.linux_image
         if (self.uri, user_data) not in self._saved:
-            first = self.boot(ready=True, user_data=user_data)
+            first = self.boot(ready=True, user_data=user_data, image=image)
             self._saved[self.uri, user_data] = virt_saved.save(self, first)
-        spec = self.spec(user_data=user_data)
+        spec = self.spec(user_data=user_data, image=image)
         virt_saved.go_on(self, self._saved[self.uri, user_data], spec)
         return spec
 
@@ -268,15 +282,18 @@ class Rig:
             )
 
     def boot_with_canary(self) -> GuestSpec:
-        """Return a ready guest with a canary on the disk. A real guest wrote the canary."""
-        spec = self.boot(ready=True, user_data=CANARY)
+        """Return a ready guest with a canary on the disk. A real guest wrote the canary.
+
+        With ``CANARY``, the guest also looks for a canary after a rebuild with ``linux_image``.
+        """
+        spec = self.boot(ready=True, user_data=CANARY, image=self.image)
         if not self.real:
             self.write_canary(spec.server)
         return spec
 
     def off_with_canary(self) -> GuestSpec:
         """Return a stopped guest with a canary on the disk. Without a boot, this saves seconds."""
-        spec = self.boot(user_data=CANARY, paused=True)
+        spec = self.boot(user_data=CANARY, image=self.image, paused=True)
         self.driver.ensure_stopped(spec.server, 1, 0, QUIET)
         self.write_canary(spec.server)
         return replace(spec, paused=False)
@@ -364,6 +381,25 @@ class Rig:
             if self._daemon is None
             else [*self._daemon.glob("libvirtd.out"), *sorted(self._daemon.glob("log/qemu/*.log"))]
         )
+
+
+@cache
+def probe_kvm() -> str:
+    """Return the file in which a driver remembers whether KVM works.
+
+    A machine whose KVM hangs needs five seconds for the probe, which each rig would repeat.
+    """
+    from compute_agent.virt.libvirt.host.host import kvm_works
+
+    with tempfile.TemporaryDirectory() as folder:
+        kvm_works(Path(folder))
+        return Path(folder, "kvm.json").read_text()
+
+
+def describe_image(number: int, disk_format: str, content: bytes) -> ImageRef:
+    """Return the record of an image with this number as id."""
+    key, digest = str(uuid.UUID(int=number)), hashlib.sha512(content).hexdigest()
+    return ImageRef(key, disk_format, len(content), "sha512", digest)
 
 
 def another(rig: Rig) -> ImageRef:

@@ -18,9 +18,10 @@ import pytest
 
 from tests.e2e.lab import LiveLab
 from tests.e2e.live import BOOT, SETTLE
-from tests.e2e.mini_guest import UNWRITTEN, MiniGuest, MiniGuestState, find_image, mini_guest
+from tests.e2e.mini_guest import MiniGuest, find_image, mini_guest
 from tests.e2e.test_moves import admin, ask, ensure_flavor
 from tests.e2e.walks import every_pair
+from tests.mini_image import UNWRITTEN, MiniGuestState
 from tests.waiting import await_true
 
 pytestmark = pytest.mark.slice("moves")

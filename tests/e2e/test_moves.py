@@ -15,7 +15,8 @@ import pytest
 from tests.e2e.guests import LiveServer
 from tests.e2e.lab import LiveLab
 from tests.e2e.live import BOOT, SETTLE, Rest
-from tests.e2e.mini_guest import UNWRITTEN, MiniGuest, MiniGuestState, mini_guest
+from tests.e2e.mini_guest import MiniGuest, mini_guest
+from tests.mini_image import UNWRITTEN, MiniGuestState
 from tests.waiting import await_true
 
 pytestmark = pytest.mark.slice("moves")

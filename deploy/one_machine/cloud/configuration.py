@@ -84,7 +84,7 @@ def of_control_plane(cloud: Cloud, role: str = "") -> str:
     return _format(sections)
 
 
-def of_host(cloud: Cloud, host: str, number: int) -> str:
+def of_host(cloud: Cloud, host: str, number: int, virt_type: str = "auto") -> str:
     """Return the text of the configuration file of a host's agent.
 
     The URL of the broker is in the host's key file, unless the cloud has an external broker.
@@ -93,6 +93,7 @@ def of_host(cloud: Cloud, host: str, number: int) -> str:
         cloud: The cloud.
         host: The name of the host.
         number: The number of the host, counted from 1.
+        virt_type: The virtualization of guests. "auto": the agent runs a probe guest.
     """
     return _format(
         {
@@ -103,6 +104,7 @@ def of_host(cloud: Cloud, host: str, number: int) -> str:
             },
             "agent": {
                 "driver": cloud.driver,
+                "virt_type": virt_type,
                 "libvirt_uri": uri(cloud.libvirt_folder(number)),
                 "console_host": cloud.host_address(number),
                 **(

@@ -52,12 +52,15 @@ def prepare(cloud: Cloud) -> None:
     for _, host in processes.network_parts(cloud):
         private_files.replace(cloud.network_key(host), host_key(cloud.password("metadata"), host))
     certificates.make(cloud)
+    virt_type = _find_virt_type(cloud)
     for number, host in enumerate(cloud.hosts, 1):
         cloud.state_folder(number).mkdir(mode=0o700, exist_ok=True)
         cloud.libvirt_folder(number).mkdir(mode=0o700, exist_ok=True)
         if cloud.shared:
             _share_instances(cloud, number)
-        private_files.replace(cloud.config(host), configuration.of_host(cloud, host, number))
+        private_files.replace(
+            cloud.config(host), configuration.of_host(cloud, host, number, virt_type)
+        )
     for role in ("", *configuration.ROLES):
         private_files.replace(cloud.config(role=role), configuration.of_control_plane(cloud, role))
     private_files.replace(cloud.clouds_yaml, configuration.clouds(cloud))
@@ -65,6 +68,19 @@ def prepare(cloud: Cloud) -> None:
         broker = Broker.of(cloud)
         if broker.prepare() and find_supervisor(cloud) is not None:
             broker.learn_users()
+
+
+def _find_virt_type(cloud: Cloud) -> str:
+    """Return "kvm" or "qemu", by one probe guest for all hosts, or "auto" without real guests.
+
+    A machine whose KVM hangs needs seconds for a probe, and each host of a lab would run one at
+    each boot.
+    """
+    if not cloud.has_guests:
+        return "auto"
+    from compute_agent.virt.libvirt.host.host import kvm_works
+
+    return "kvm" if kvm_works(cloud.run) else "qemu"
 
 
 def _share_instances(cloud: Cloud, number: int) -> None:

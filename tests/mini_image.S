@@ -1,21 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 # A guest without an operating system, which boots in a fraction of a second of CPU time.
 #
-# It counts in memory, reads and writes its disk, and writes a line to the serial console four times
-# per second:
+# At the boot it writes to the serial console whether its disk has a canary, and writes one if not:
+#     kilonova mini guest: booting
+#     vda holds [canary]
+#     kilonova mini guest: ready
+# Then it counts in memory, reads and writes its disk, and writes a line four times per second:
 #     kilonova mini guest: run RUN canary CANARY sectors SECTORS was RUN COUNT count COUNT
 # All numbers are hexadecimal. RUN is a random name of the boot. CANARY is the RUN of the first boot
 # of the disk, read from the disk each time. SECTORS is the size of the disk at the boot, in units of
 # 512 bytes. "was" has RUN and COUNT that the boot before wrote last: 1, 5, 9 and so on. The power
 # button turns the guest off.
 #
-# Assembled by mini_guest.py into the first three sectors of a disk, for a BIOS in real mode.
+# Assembled by mini_image.py into the first three sectors of a disk, for a BIOS in real mode.
 
     .code16
     .globl _start
     .equ CANARY_AT, 64 * 2048       # sector, behind the end of the image
     .equ COUNT_AT, 72 * 2048
-    .equ MAGIC, 0x61634e4b
+    .equ MAGIC, 0x616e6163          # "cana"
     .equ BUFFER, 0x8400
     .equ PARAMETERS, 0x8600
     .equ CONSOLE, 0x3f8
@@ -89,18 +92,29 @@ main:
     movb drive, %dl
     movb $0x48, %ah
     int $0x13
-    # The canary, written at the first boot
+    movw $text_booting, %si
+    call say_text
     movl $CANARY_AT, sector
     movb $0x42, %ah
     call disk
+    movw $text_vda, %si
+    call say_text
     cmpl $MAGIC, BUFFER
-    je known
+    je kept
+    movw $text_none, %si
+    call say_text
     movl $MAGIC, BUFFER
     movl run, %eax
     movl %eax, BUFFER + 4
     movb $0x43, %ah
     call disk
+    jmp known
+kept:
+    movw $text_canary_there, %si
+    call say_text
 known:
+    movw $text_ready, %si
+    call say_text
     # What the boot before wrote
     movl $COUNT_AT, sector
     movb $0x42, %ah
@@ -168,6 +182,16 @@ power_off:
     outw %ax, %dx
     jmp pause
 
+# Write the text at si, which ends with a zero.
+say_text:
+    lodsb
+    testb %al, %al
+    jz said
+    call say_byte
+    jmp say_text
+said:
+    ret
+
 # Write the text at si, which ends with a zero, and eax as eight hexadecimal digits to the console.
 say:
     movl %eax, %ecx
@@ -212,6 +236,11 @@ run:       .long 0
 count:     .long 0
 was_run:   .long 0
 was_count: .long 0
+text_booting: .asciz "kilonova mini guest: booting\r\n"
+text_ready:   .asciz "kilonova mini guest: ready\r\n"
+text_vda:     .asciz "vda holds ["
+text_none:    .asciz "]\r\n"
+text_canary_there: .asciz "canary]\r\n"
 text_run:     .asciz "kilonova mini guest: run "
 text_canary:  .asciz " canary "
 text_sectors: .asciz " sectors "
