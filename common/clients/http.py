@@ -383,16 +383,9 @@ class Http:
             raise errors.Unavailable(f"The {self.name} does not answer; try again later.")
         # A POST without a response may have created an object. A second POST would create another.
         options: JsonObject = {"connect_retries": 0 if method == "POST" else 1, **more}
+        options["headers"] = {"X-Auth-Token": token, **_trace(), **options.get("headers", {})}
         try:
-            answer: HttpAnswer = self._http().request(
-                url,
-                method,
-                headers={"X-Auth-Token": token, **_trace(), **options.pop("headers", {})},
-                raise_exc=False,
-                log=False,
-                authenticated=False,
-                **options,
-            )
+            answer = self._request(url, method, options)
         except (exceptions.ClientException, OSError) as problem:
             self.breaker.record(answered=False)
             raise errors.Unavailable(
@@ -405,6 +398,33 @@ class Http:
                 f"The {self.name} answered {answer.status_code}; try again later.", wait_of(answer)
             )
         return answer
+
+    def _request(self, url: str, method: str, options: JsonObject) -> HttpAnswer:
+        """Send a request, and repeat it after a failed connection. A timeout is not repeated.
+
+        keystoneauth would repeat a request after a timeout too, which doubles the caller's wait for
+        a service that hangs.
+        """
+        from keystoneauth1 import exceptions
+
+        retries = options.pop("connect_retries")
+        while True:
+            try:
+                answer: HttpAnswer = self._http().request(
+                    url,
+                    method,
+                    raise_exc=False,
+                    log=False,
+                    authenticated=False,
+                    connect_retries=0,
+                    **options,
+                )
+            except exceptions.ConnectFailure:
+                if retries == 0:
+                    raise
+                retries -= 1
+                continue
+            return answer
 
     def _refusal(self, url: str) -> str:
         """Return the reason to refuse an http:// URL. Empty if the service's own URL is no https://.
