@@ -17,8 +17,10 @@
     .code16
     .globl _start
     .equ CANARY_AT, 64 * 2048       # sector, behind the end of the image
+    .equ NAME_AT, CANARY_AT + 1
     .equ COUNT_AT, 72 * 2048
     .equ MAGIC, 0x616e6163          # "cana"
+    .equ MAGIC_END, 0x7972          # "ry"
     .equ BUFFER, 0x8400
     .equ PARAMETERS, 0x8600
     .equ CONSOLE, 0x3f8
@@ -104,6 +106,10 @@ main:
     movw $text_none, %si
     call say_text
     movl $MAGIC, BUFFER
+    movl $MAGIC_END, BUFFER + 4
+    movb $0x43, %ah
+    call disk
+    movl $NAME_AT, sector
     movl run, %eax
     movl %eax, BUFFER + 4
     movb $0x43, %ah
@@ -139,7 +145,7 @@ again:
     movb $0x43, %ah
     call disk
 unwritten:
-    movl $CANARY_AT, sector
+    movl $NAME_AT, sector
     movb $0x42, %ah
     call disk
     movw $text_run, %si

@@ -163,7 +163,8 @@ def test_interrupted_attach_or_detach_of_interface_is_completed(
 
     libvirt = Connection(libvirtd.uri(private_libvirtd))
     nics = [rig.interface() for _ in range(3)]
-    spec = rig.boot(interfaces=nics[:1])
+    # Only a guest with an operating system releases an interface.
+    spec = rig.boot(image=rig.linux_image, interfaces=nics[:1])
     for nic, part in ((nics[1], AFFECT_LIVE), (nics[2], AFFECT_CONFIG)):
         libvirt.attach(
             spec.server, interface_xml.text(interface_xml.element(plug(nic), None, {})), part

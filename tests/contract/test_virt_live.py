@@ -178,12 +178,13 @@ def test_cancelled_live_migration_resumes_guest_left_paused_by_libvirt(
     traveller: Traveller, monkeypatch: pytest.MonkeyPatch, has_died: bool
 ) -> None:
     """QEMU at the destination dies during the handover, after the cancel has ended its wait."""
-    has_begun, may_fail = threading.Event(), threading.Event()
+    has_begun, may_fail, is_paused = (threading.Event() for _ in range(3))
 
     def pause_and_fail(libvirt: Connection, server: str, *how: object) -> None:
         has_begun.set()
         assert may_fail.wait(20)
         libvirt.pause(server)
+        is_paused.set()
         raise (errors.NoAnswer if has_died else VerbFailed)("operation failed: it broke off")
 
     monkeypatch.setattr(live_migration, "CANCEL_SECONDS", 0)
@@ -194,6 +195,13 @@ def test_cancelled_live_migration_resumes_guest_left_paused_by_libvirt(
             traveller.spec, to, False, VerbContext(lambda name: None, has_begun.is_set)
         )
     may_fail.set()
+    # The agent resumes the guest after libvirt's late error.
+    assert is_paused.wait(20)
+    await_true(
+        lambda: traveller.here.state(traveller.server) == (RUNNING, traveller.arrived),
+        20,
+        lambda: traveller.here.state(traveller.server),
+    )
     traveller.check_stayed()
     agent.close()
 
