@@ -37,7 +37,7 @@ def prepare(cloud: Cloud) -> None:
 
     Raises:
         Failure: RabbitMQ is not installed, or a running broker refuses the users.
-        TimeoutExpired: A running broker does not import the users within 60 s.
+        TimeoutExpired: A running broker does not import the users in time.
     """
     for name in ("etc", "secrets", "data", "log", "run", "image"):
         (cloud.home / name).mkdir(parents=True, exist_ok=True)
