@@ -423,8 +423,8 @@ class Http:
                 if retries == 0:
                     raise
                 retries -= 1
-                continue
-            return answer
+            else:
+                return answer
 
     def _refusal(self, url: str) -> str:
         """Return the reason to refuse an http:// URL. Empty if the service's own URL is no https://.

@@ -93,7 +93,7 @@ def guard(store: Store) -> Store:
 
     @sa.event.listens_for(store.engine, "connect")
     def check_version(connection: Any, record: Any) -> None:
-        found = _read_version(connection, store.engine.dialect.dbapi)
+        found = read_version(connection, store.engine.dialect.dbapi)
         if is_usable(found):
             if said:
                 log.info("the service may use the database now and continues", version=found)
@@ -116,11 +116,19 @@ def guard(store: Store) -> Store:
     return store
 
 
-def _read_version(connection: Any, dbapi: Any) -> DatabaseVersion | None:
-    """Return the database's version, or None before the first upgrade."""
+def read_version(connection: Any, dbapi: Any) -> DatabaseVersion | None:
+    """Return the database's version, or None before the first upgrade.
+
+    The connection's transaction is rolled back.
+
+    Args:
+        connection: A connection of the database's driver.
+        dbapi: The module of the driver, for its errors.
+    """
     for upgraded_to in (UPGRADED_TO, USABLE_FROM):  # A database of 0.1.0 has the latter table only.
         cursor = connection.cursor()
         try:
+            # Both names are constants of this module.
             cursor.execute(
                 f"SELECT u.version_num, f.version_num FROM {upgraded_to} u, {USABLE_FROM} f"  # noqa: S608
             )

@@ -190,7 +190,7 @@ def test_service_waits_and_logs_until_database_version_matches(
         ("0000", "0000", False),
     ],
 )
-def test_code_uses_newer_database_that_is_only_extended(
+def test_code_uses_database_of_newer_release_unless_marked_unusable(
     store: Store, upgraded_to: str, usable_from: str, is_usable: bool
 ) -> None:
     own = upgrades.version(store)
@@ -236,7 +236,7 @@ def test_schema_version_is_read_once_per_connection(
         reads.append(version.DatabaseVersion(version.find_needed(), "0001"))
         return reads[-1]
 
-    monkeypatch.setattr(version, "_read_version", read_version)
+    monkeypatch.setattr(version, "read_version", read_version)
     guarded_store = version.guard(Store(store.url))
     for _ in range(3):
         guarded_store.now()

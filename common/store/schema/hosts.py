@@ -29,7 +29,7 @@ services = Table(
     time_column("updated_at", nullable=False),
     # Time of a successful fencing. The host is forced down since.
     time_column("fenced_at"),
-    Column("version", String(64)),  # of the service's code. NULL: 0.1.0, or not started since
+    Column("version", String(64)),  # of the service's code. NULL: not recorded yet
     UniqueConstraint("host", "binary"),
     **NUMBERED,
 )

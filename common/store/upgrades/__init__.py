@@ -28,6 +28,7 @@ from common.store.version import (
     DatabaseVersion,
     find_needed,
     is_usable,
+    read_version,
     remedy,
 )
 
@@ -94,24 +95,8 @@ def version(store: Store) -> DatabaseVersion | None:
     """Return the database's version, or None before the first upgrade. Creates no SQLite file."""
     if store.dialect_name == "sqlite" and _is_absent(store.url.database):
         return None
-    return store.read(_version)
-
-
-def _version(tx: Connection) -> DatabaseVersion | None:
-    tables = sa.inspect(tx)
-    usable_from = _read(tx, USABLE_FROM) if tables.has_table(USABLE_FROM) else None
-    if usable_from is None:
-        return None
-    # A database of 0.1.0 has no other number.
-    has_both = tables.has_table(UPGRADED_TO)
-    return DatabaseVersion(
-        (_read(tx, UPGRADED_TO) if has_both else None) or usable_from, usable_from
-    )
-
-
-def _read(tx: Connection, table: str) -> str | None:
-    found: str | None = tx.scalar(sa.text(f"SELECT version_num FROM {table}"))  # noqa: S608
-    return found
+    dbapi = store.engine.dialect.dbapi
+    return store.read(lambda tx: read_version(tx.connection, dbapi))
 
 
 def _is_absent(file: str | None) -> bool:
