@@ -15,7 +15,7 @@ import os
 import socket
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -296,16 +296,28 @@ def shared_lab(shared_lab_up: WatchedLab) -> Iterator[LiveLab]:
         yield live
 
 
+def start_cloud(live: Live) -> None:
+    for step in (up.prepare, up.upgrade, up.bootstrap):
+        step(live.cloud)
+    lifecycle.launch(live.cloud)
+
+
 @contextmanager
-def without_guests(hosts: tuple[str, ...] = ("one", "two"), **facts: Any) -> Iterator[Live]:
-    """Run a cloud on hosts in memory, with flavors, unlimited quotas and an image named "empty"."""
+def without_guests(
+    hosts: tuple[str, ...] = ("one", "two"),
+    start: Callable[[Live], None] = start_cloud,
+    **facts: Any,
+) -> Iterator[Live]:
+    """Run a cloud on hosts in memory, with flavors, unlimited quotas and an image named "empty".
+
+    ``start`` makes the cloud's database and starts the processes. ``facts`` has other fields of
+    ``Cloud``.
+    """
     demand(Ability.ROOT)
     live = Live(new_home(), free_ports(Ports.COUNT), hosts=hosts, driver="memory", **facts)
     try:
         with diagnose_first(live):
-            for step in (up.prepare, up.upgrade, up.bootstrap):
-                step(live.cloud)
-            lifecycle.launch(live.cloud)
+            start(live)
             up.await_services(live.cloud)
             for create in (live.seed.host, live.seed.flavors, live.seed.tenant):
                 create()

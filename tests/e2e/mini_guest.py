@@ -20,15 +20,12 @@ IMAGE = "mini"
 def find_image(live: Live) -> str:
     """Return the id of the guest's image. Create the image if the cloud has none."""
     images = live.seed.demo.image
-    found = next(iter(images.images(name=IMAGE, status="active")), None)
-    return str(
-        (
-            found
-            or images.create_image(
-                IMAGE, data=assemble(), disk_format="qcow2", container_format="bare"
-            )
-        ).id
+    for image in images.images(name=IMAGE, status="active"):
+        return str(image.id)
+    image = images.create_image(
+        IMAGE, data=assemble(), disk_format="qcow2", container_format="bare"
     )
+    return str(image.id)
 
 
 @dataclass(frozen=True)

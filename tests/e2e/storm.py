@@ -21,6 +21,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Protocol, TypeVar
 from urllib.parse import urlsplit
 
 import requests
@@ -41,6 +42,15 @@ NO_SUCH_THREAD = 1094
 PROCESSES = ("api", "conductor", "scheduler", "agent", "agent-2")
 #: One process of each kind in this cloud. Metadata and console service start in the same way.
 SERVICES = ("api", "conductor", "scheduler", "agent", "placement", "image-gateway")
+
+
+class Worker(Protocol):
+    """A client that works until its event is set."""
+
+    def work(self) -> None: ...
+
+
+W = TypeVar("W", bound=Worker)
 
 
 @dataclass
@@ -91,10 +101,18 @@ def _has_status(rest: Rest, server: str, status: str, action: dict[str, None]) -
 
 
 @contextmanager
-def clients(live: Live, count: int) -> Iterator[list[Client]]:
-    """Run clients during the block. Afterwards wait for their last servers and raise failures."""
+def clients(
+    live: Live, count: int, make: Callable[[Live, threading.Event], W]
+) -> Iterator[list[W]]:
+    """Run clients during the block. Afterwards wait for their last servers and raise failures.
+
+    Args:
+        live: The cloud.
+        count: The number of clients.
+        make: Returns a client of the cloud that ends its work when the event is set.
+    """
     over = threading.Event()
-    workers = [Client(live, over) for _ in range(count)]
+    workers = [make(live, over) for _ in range(count)]
     with ThreadPoolExecutor(count) as pool:
         futures: list[Future[None]] = [pool.submit(client.work) for client in workers]
         try:

@@ -59,7 +59,7 @@ def test_storm_of_killed_processes_leaves_no_server_lost_or_stuck(
     """A process is killed every second on average, and the broker is wiped once."""
     dice, victims = random.Random(SEED), []
     storm = Storm(in_memory, dice)
-    with clients(in_memory, CLIENTS) as users:
+    with clients(in_memory, CLIENTS, Client) as users:
         for number in range(STRIKES):
             if number == STRIKES // 2:
                 storm.wipe()
@@ -80,7 +80,7 @@ def test_killed_services_return_within_seconds_under_load(
 ) -> None:
     """Clients create and delete servers meanwhile, and all accepted requests complete."""
     storm, times = Storm(in_memory, random.Random(SEED)), dict[str, tuple[float, float]]()
-    with clients(in_memory, CLIENTS) as storm_clients:
+    with clients(in_memory, CLIENTS, Client) as storm_clients:
         await_true(
             lambda: all(value.created for value in storm_clients), SETTLE, "the clients are at work"
         )
@@ -130,7 +130,7 @@ def storm(request: pytest.FixtureRequest) -> Iterator[Storm]:
 def test_requests_complete_despite_kills_of_database_broker_and_processes(
     storm: Storm, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with clients(storm.live, CLIENTS) as storm_clients:
+    with clients(storm.live, CLIENTS, Client) as storm_clients:
         await_true(
             lambda: all(client.created for client in storm_clients),
             SETTLE,

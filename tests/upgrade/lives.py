@@ -10,9 +10,7 @@ from __future__ import annotations
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -135,21 +133,6 @@ class Client:
         is_repeated = reply.status in REPEATED or HOST_IS_DOWN in str(reply.body)
         self.repeated += is_repeated
         assert is_repeated or reply.status in accepted, reply
-
-
-@contextmanager
-def lives(live: Live, count: int, network: str) -> Iterator[list[Client]]:
-    """Run clients during the block. Afterwards wait for their last lives, and raise failures."""
-    over = threading.Event()
-    clients = [Client(live, over, network) for _ in range(count)]
-    with ThreadPoolExecutor(count) as pool:
-        futures: list[Future[None]] = [pool.submit(client.work) for client in clients]
-        try:
-            yield clients
-        finally:
-            over.set()
-        for future in futures:
-            future.result(timeout=4 * SETTLE)
 
 
 def await_lives(clients: list[Client], seconds: float = 3 * SETTLE) -> None:

@@ -8,9 +8,7 @@ and volume service, the broker and the database always run this code.
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -104,17 +102,11 @@ class MixedCloud:
 
         Exit statuses 0 and 1 are accepted, because commands that check return 1 for findings.
         """
-        environment = {
-            **os.environ,
-            "KILONOVA_CONF": str(self.cloud.config()),
-            **({"PYTHONPATH": str(self.tree)} if old else {}),
-        }
-        result = subprocess.run(
-            [sys.executable, str(VENV / "bin/kilonova"), *words],
-            capture_output=True,
-            text=True,
-            check=False,
-            env=environment,
+        result = self.live.run(
+            VENV / "bin/kilonova",
+            *words,
+            KILONOVA_CONF=str(self.cloud.config()),
+            PYTHONPATH=str(self.tree) if old else "",
         )
         assert result.returncode in (0, 1), result
         return result.stdout + result.stderr

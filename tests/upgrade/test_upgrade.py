@@ -10,20 +10,21 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 
 import pytest
-import sqlalchemy as sa
 
 from common import __version__
 from deploy.one_machine import up
 from deploy.one_machine.cloud import host_keys, lifecycle, process_control
-from deploy.one_machine.cloud.cloud import Ports
-from deploy.testing.servers import Servers, free_ports
-from tests.e2e.conftest import NO_LIMIT, new_home
+from deploy.testing.servers import Servers
+from tests.e2e.conftest import without_guests
 from tests.e2e.live import SETTLE, Live
-from tests.failures import diagnose_first
-from tests.upgrade.lives import Client, await_lives, lives
+from tests.e2e.storm import clients as run_clients
+from tests.schemas import Server
+from tests.upgrade.lives import Client, await_lives
 from tests.upgrade.mixed import FIRST, HOSTS, SECOND, START_SECONDS, MixedCloud, unpack
 from tests.waiting import await_true
 
@@ -46,54 +47,35 @@ def mixed(tree: Path) -> Iterator[MixedCloud]:
     """Yield a cloud that runs the older release on a new database."""
     with tempfile.TemporaryDirectory(prefix="kn-upgrade-", dir="/tmp") as folder:
         Path(folder).chmod(0o755)
-        with Servers(Path(folder)) as servers:
-            url = sa.make_url(servers.start("postgresql")).set(database="upgrade")
-            admin = sa.create_engine(
-                url.set(database="postgres"), isolation_level="AUTOCOMMIT", poolclass=sa.NullPool
-            )
-            with admin.connect() as connection:
-                connection.exec_driver_sql("CREATE DATABASE upgrade")
-            live = Live(
-                new_home(),
-                free_ports(Ports.COUNT),
-                hosts=("one", "two"),
-                driver="memory",
+        with (
+            Servers(Path(folder)) as servers,
+            without_guests(
+                start=lambda live: start_old_release(MixedCloud(live, tree)),
                 networks=True,
                 volumes=True,
-                database_url=url.render_as_string(hide_password=False),
-            )
-            try:
-                with diagnose_first(live):
-                    yield start(MixedCloud(live, tree))
-            finally:
-                lifecycle.shut_down(live.cloud)
-                lifecycle.purge(live.cloud)
+                database_url=Server(servers.start("postgresql")).create(),
+            ) as live,
+        ):
+            yield MixedCloud(live, tree)
 
 
-def start(mixed: MixedCloud) -> MixedCloud:
-    """Start the cloud with the older release, and make what tenants need."""
-    live = mixed.live
-    up.prepare(live.cloud)
+def start_old_release(mixed: MixedCloud) -> None:
+    up.prepare(mixed.cloud)
     assert "0001" in mixed.kilonova("database", "upgrade", old=True)
-    host_keys.make(live.cloud)
-    up.bootstrap(live.cloud)
-    lifecycle.launch(live.cloud, mixed.programs())
-    up.await_services(live.cloud)
-    for create in (live.seed.host, live.seed.flavors, live.seed.tenant):
-        create()
-    for user in (live.seed.demo, live.seed.admin):
-        user_project = user.session.get_project_id()
-        live.seed.admin.compute.update_quota_set(user_project, **NO_LIMIT)
-    live.seed.admin.image.create_image(
-        "empty", data=bytes(512), disk_format="raw", container_format="bare", visibility="public"
-    )
-    return mixed
+    host_keys.make(mixed.cloud)
+    up.bootstrap(mixed.cloud)
+    lifecycle.launch(mixed.cloud, mixed.programs())
 
 
 def make_network(live: Live) -> str:
     network = live.seed.demo.network.create_network(name="upgrade").id
     live.seed.demo.network.create_subnet(network_id=network, ip_version=4, cidr="10.9.0.0/24")
     return str(network)
+
+
+def run_lives(live: Live) -> AbstractContextManager[list[Client]]:
+    """Run clients on a new network during a with block."""
+    return run_clients(live, CLIENTS, partial(Client, network=make_network(live)))
 
 
 def upgrade_database(mixed: MixedCloud) -> None:
@@ -187,7 +169,7 @@ def check_end(mixed: MixedCloud, clients: list[Client], capsys: pytest.CaptureFi
 def test_lives_of_servers_go_on_during_upgrade(
     mixed: MixedCloud, order: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with lives(mixed.live, CLIENTS, make_network(mixed.live)) as clients:
+    with run_lives(mixed.live) as clients:
         await_lives(clients)
         for step in ORDERS[order]:
             step(mixed)
@@ -209,7 +191,7 @@ def test_lives_of_servers_go_on_when_processes_return_to_older_release(
 ) -> None:
     mixed.upgrade([*FIRST, *SECOND, *HOSTS])
     upgrade_database(mixed)
-    with lives(mixed.live, CLIENTS, make_network(mixed.live)) as clients:
+    with run_lives(mixed.live) as clients:
         await_lives(clients)
         for names in (HOSTS[:1], HOSTS, SECOND, FIRST):
             mixed.go_back(names)
