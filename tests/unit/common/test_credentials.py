@@ -63,7 +63,7 @@ def test_systemd_credential_with_wrong_option_value_is_refused(load) -> None:
 
 
 @pytest.mark.parametrize("name", ["DEFAULT__my_ip", "image_gateway__port"])
-def test_wrong_credential_from_which_options_are_derived_is_refused(load, name: str) -> None:
+def test_malformed_credential_of_address_or_port_raises_config_error(load, name: str) -> None:
     values = {"DEFAULT__my_ip": "192.0.2.10", name: "no address: or port"}
     with pytest.raises(errors.ConfigError, match=f"credential {name.replace('__', '.')}: "):
         load(**values)

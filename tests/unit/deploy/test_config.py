@@ -114,7 +114,7 @@ def test_config_check_of_agent_checks_host_key_and_libvirt(
     assert libvirt.startswith("libvirt: works: test:///default, version ")
 
 
-def test_config_check_of_agent_reports_call_that_libvirt_refuses(
+def test_config_check_of_agent_prints_refusal_of_libvirt(
     run_config: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(connection: object) -> str:

@@ -177,7 +177,7 @@ def test_join_accepts_only_certificate_of_this_host_and_cloud(tmp_path: Path) ->
         join_checks.certificate(good.cert, named.key, good.ca, "192.0.2.7")
 
 
-def test_join_refuses_certificate_whose_file_contains_foreign_authority(tmp_path: Path) -> None:
+def test_certificate_signed_only_by_authority_in_its_own_file_is_refused(tmp_path: Path) -> None:
     ours, others = Authority(tmp_path / "ours"), Authority(tmp_path / "others")
     foreign = others.issue("h1", "192.0.2.7")
     with Path(foreign.cert).open("a") as file:

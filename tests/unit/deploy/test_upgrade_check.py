@@ -86,7 +86,7 @@ def test_check_names_services_of_other_versions(
     assert found == status and text in output
 
 
-def test_check_names_service_that_is_down(
+def test_upgrade_check_lists_services_that_are_down(
     conf: Path, store: Store, capsys: pytest.CaptureFixture[str]
 ) -> None:
     store.write(lambda tx: tx.execute(sa.update(schema.heartbeats).values(up=False)))
@@ -132,7 +132,7 @@ def test_check_of_database_before_its_upgrade(
     assert "services" not in output  # 0.1.0 does not record their versions.
 
 
-def test_check_refuses_database_that_needs_newer_code(
+def test_upgrade_check_returns_2_for_database_of_incompatible_newer_release(
     conf: Path, store: Store, capsys: pytest.CaptureFixture[str]
 ) -> None:
     store.write(lambda tx: tx.execute(sa.text(f"UPDATE {USABLE_FROM} SET version_num = '9999'")))

@@ -48,7 +48,7 @@ class Recorder:
     __getitem__ = __getattr__
 
 
-def test_every_option_that_a_reload_applies_is_logged_as_in_force() -> None:
+def test_scheduler_reload_logs_all_applied_options_as_in_force() -> None:
     """One changed option applies all options of the selection, so none may need a restart."""
     names: set[str] = set()
     options(Recorder(conf(metrics__weight_setting=["cpu.percent=-1"]), names))
