@@ -25,7 +25,11 @@ from common.store.engine import Store
 from common.store.hosts import services
 from common.store.rows import HeardServiceRow
 from common.store.version import find_needed
-from deploy.operator.hosts.broker_restore import identities_of_hosts, identities_of_processes
+from deploy.operator.hosts.broker_restore import (
+    identities_of_hosts,
+    identities_of_processes,
+    is_made_by_up,
+)
 from deploy.operator.hosts.broker_users import Management
 from deploy.operator.store import stuck_actions
 
@@ -155,6 +159,8 @@ def check_actions(store: Store) -> Finding:
 
 def check_broker(store: Store, conf: cfg.ConfigOpts) -> Finding:
     """Return whether the users at the broker have the rights that this release needs."""
+    if is_made_by_up(conf):
+        return Finding(Level.FINE, "./deploy/up gives the users at the broker their rights")
     remedy = "Run where a conductor runs: kilonova broker restore"
     if not (conf.host_keys.management_url and conf.host_keys.command_secret):
         return Finding(

@@ -54,7 +54,7 @@ def restore(options: argparse.Namespace) -> int:
             "[host_keys] command_secret is not set. Run this command where a conductor runs, with "
             "the conductor's configuration file"
         )
-    if any(Path(path).read_text().startswith(MADE_BY_UP) for path in conf.config_file):
+    if is_made_by_up(conf):
         raise ConfigError(
             "./deploy/up made this cloud, and the passwords of its hosts at the broker are others than this command "
             "writes. The cloud's RabbitMQ creates all users at each start: run ./deploy/down and ./deploy/up"
@@ -82,6 +82,11 @@ def restore(options: argparse.Namespace) -> int:
         file=sys.stderr,
     )
     return 0
+
+
+def is_made_by_up(conf: cfg.ConfigOpts) -> bool:
+    """Return True if ./deploy/up made the cloud of this configuration."""
+    return any(Path(path).read_text().startswith(MADE_BY_UP) for path in conf.config_file)
 
 
 def identities_of_hosts(store: Store, conf: cfg.ConfigOpts) -> list[Identity]:

@@ -15,6 +15,7 @@ from common.store import schema
 from common.store.engine import Store
 from common.store.hosts import services
 from common.store.version import USABLE_FROM
+from deploy.operator.hosts import broker_restore
 from deploy.operator.hosts.broker_users import Management
 from deploy.operator.main import main
 from tests.schemas import upgrade
@@ -117,6 +118,15 @@ def test_check_says_when_rights_at_broker_cannot_be_checked(
     conf.write_text(conf.read_text().partition("[host_keys]")[0])
     status, output = check(conf, capsys)
     assert status == 1 and "management_url or command_secret is not set" in output
+
+
+def test_check_of_cloud_of_up_finds_nothing_to_do_at_its_broker(
+    conf: Path, store: Store, capsys: pytest.CaptureFixture[str]
+) -> None:
+    without_management = conf.read_text().partition("[host_keys]")[0]
+    conf.write_text(f"{broker_restore.MADE_BY_UP}; do not edit\n{without_management}")
+    status, output = check(conf, capsys)
+    assert status == 0 and "./deploy/up gives the users at the broker their rights" in output
 
 
 def test_check_of_database_before_its_upgrade(
