@@ -21,7 +21,6 @@ from typing import Any
 
 import pytest
 from amqp.exceptions import AccessRefused, AMQPError, PreconditionFailed
-from kombu.connection import Connection
 
 from common.domain import errors
 from common.domain.models import Heartbeat, HeartbeatAnswer
@@ -51,6 +50,7 @@ from deploy.operator.hosts.broker_users import Management
 from deploy.operator.main import main
 from deploy.testing.servers import Servers, free_ports
 from tests.broker_attempts import attempts
+from tests.broker_connection import broker_connection
 from tests.contract.test_host_link import SECRETS, World
 from tests.contract.test_rpc import CallRecorder
 from tests.waiting import await_true
@@ -104,16 +104,16 @@ def test_host_at_connection_limit_is_refused_and_other_host_connects(broker: Bro
     url = broker.host_url("h1").replace("rabbit://", "amqp://")
     with ExitStack() as opened:
         for _ in range(broker_identities.HOST_LIMITS["max-connections"]):
-            opened.enter_context(Connection(url)).connect()
-        with pytest.raises(AMQPError), Connection(url) as extra:
+            opened.enter_context(broker_connection(url)).connect()
+        with pytest.raises(AMQPError), broker_connection(url) as extra:
             extra.connect()
-        with Connection(broker.host_url("h2").replace("rabbit://", "amqp://")) as other:
+        with broker_connection(broker.host_url("h2")) as other:
             other.connect()
 
 
 def test_broker_refuses_message_over_maximum_size(world: World, broker: Broker) -> None:
     world.serve_conductor(CallRecorder())
-    with Connection(broker.host_url("h1").replace("rabbit://", "amqp://")) as connection:
+    with broker_connection(broker.host_url("h1")) as connection:
         channel = connection.channel()
         message = channel.prepare_message(b"x" * (MAX_MESSAGE_BYTES + 1), content_encoding="binary")
         channel.basic_publish(message, exchange(PREFIX), "reports.h1")
@@ -131,12 +131,12 @@ def test_broker_refuses_operations_of_stolen_host_credentials(
     world.serve_conductor(CallRecorder())
     world.serve_host("h1", CallRecorder(), broker.host_url("h1"))
     world.serve_host("h2", CallRecorder(), broker.host_url("h2"))
-    with Connection(broker.url.replace("rabbit://", "amqp://")) as admin:
+    with broker_connection(broker.url) as admin:
         admin.default_channel.exchange_declare(
             "kilonova", "topic", durable=False, auto_delete=False
         )
     with (
-        Connection(broker.host_url("h1").replace("rabbit://", "amqp://")) as stolen,
+        broker_connection(broker.host_url("h1")) as stolen,
         pytest.raises(AccessRefused),
     ):
         ATTEMPTS[attempt](stolen.channel())
@@ -148,7 +148,7 @@ def test_conductor_declares_lost_host_queue_again(world: World, broker: Broker) 
     here = CallRecorder({"x": 1})
     world.serve_host("h1", here, broker.host_url("h1"))
     control = agent.AgentClient(world.control())
-    with Connection(broker.url.replace("rabbit://", "amqp://")) as admin:
+    with broker_connection(broker.url) as admin:
         for number in (1, 2):
             admin.channel().queue_delete(host_queue(PREFIX, "h1"))
             await_true(lambda: control.do("h1", [], None), 10)
@@ -164,7 +164,7 @@ def test_conductor_replaces_host_queue_declared_with_wrong_arguments(
         "x-dead-letter-routing-key": "reports.h1",
     }
     world.serve_conductor(CallRecorder(), broker.role_url(CONDUCTOR))
-    with Connection(broker.url.replace("rabbit://", "amqp://")) as admin:
+    with broker_connection(broker.url) as admin:
         admin.channel().queue_delete(queue)
         admin.channel().queue_declare(queue, durable=True, auto_delete=False, arguments=arguments)
         world.serve_host("h2", CallRecorder(), broker.host_url("h2"))
@@ -189,7 +189,7 @@ def test_conductor_log_names_command_when_user_may_not_declare_queues(
     configure = r"^(kilonova-hosts|kilonova-(reports|heartbeats)|kilonova-answers-.*)$"
     broker.control("add_user", "narrow", "5ecret")
     broker.control("set_permissions", "-p", "/", "narrow", configure, ".*", ".*")
-    with Connection(broker.url.replace("rabbit://", "amqp://")) as admin:
+    with broker_connection(broker.url) as admin:
         admin.channel().queue_delete(host_queue(PREFIX, "h2"))
     world.serve_conductor(CallRecorder(), f"rabbit://narrow:5ecret@127.0.0.1:{broker.port}/")
     assert not world.host("h2", broker.host_url("h2")).wait_until_ready(3)
@@ -216,7 +216,7 @@ def test_join_token_user_may_only_send_requests_to_conductors(world: World, brok
     link = world.host("h1", token.transport_url, token.keys, Purpose.JOIN)
     assert link.wait_until_ready(10)
     link.close()
-    with Connection(url) as connection:
+    with broker_connection(url) as connection:
         channel = connection.channel()
         channel.basic_get(own)
         channel.basic_publish(channel.prepare_message(b"x"), there, "reports.h1")
@@ -242,7 +242,7 @@ def test_join_token_user_may_only_send_requests_to_conductors(world: World, brok
         ),
     ]
     for attempt in tries:
-        with Connection(url) as connection, pytest.raises(AccessRefused):
+        with broker_connection(url) as connection, pytest.raises(AccessRefused):
             attempt(connection.channel())
 
 
@@ -268,7 +268,7 @@ def roles(broker: Broker) -> Iterator[dict[str, Any]]:
     woken = threading.Event()
     opened[CONDUCTOR].serve("kilonova-conductor", "h/1", {"wake": woken.set})
     opened[SCHEDULER].serve("kilonova-scheduler", "h/1", {"select": lambda: "chosen"})
-    with Connection(broker.url.replace("rabbit://", "amqp://")) as admin:
+    with broker_connection(broker.url) as admin:
         admin.default_channel.exchange_declare("nova", "topic", auto_delete=False, durable=False)
     yield {"world": world, "link": link, "here": here, "rung": woken, "transports": opened}
     for transport in opened.values():
@@ -377,12 +377,12 @@ def test_broker_refuses_operations_of_stolen_service_role(
     roles, broker: Broker, attempt: str
 ) -> None:
     thieves, tries = ROLE_ATTEMPTS[attempt]
-    with Connection(broker.url.replace("rabbit://", "amqp://")) as admin:
+    with broker_connection(broker.url) as admin:
         for name in OTHERS:
             admin.default_channel.queue_declare(name, auto_delete=True)
         for role in thieves:
             url = broker.role_url(role).replace("rabbit://", "amqp://")
-            with Connection(url) as stolen, pytest.raises(AccessRefused):
+            with broker_connection(url) as stolen, pytest.raises(AccessRefused):
                 tries(stolen.channel(), role)
 
 
@@ -413,12 +413,12 @@ def test_restored_user_of_host_connects_with_its_old_password(
     keys = host_keys.of_all(store, config.load(str(conf)))
     password = keys.broker_password("h8", keys.newest("h8", Purpose.COMMAND).generation)
     url = f"amqp://{broker_names.user_of('h8')}:{password}@127.0.0.1:{broker.port}//"
-    with pytest.raises(AMQPError), Connection(url) as connection:
+    with pytest.raises(AMQPError), broker_connection(url) as connection:
         connection.connect()
     assert main(["--config", str(conf), "broker", "restore", "--file", str(path)]) == 0
     with path.open() as definitions_file:
         broker.control("import_definitions", stdin=definitions_file)
-    with Connection(url) as connection, pytest.raises(AccessRefused):
+    with broker_connection(url) as connection, pytest.raises(AccessRefused):
         connection.channel().basic_get(host_queue(PREFIX, "h1"))
     assert limits_of(broker, broker_names.user_of("h8")) == broker_identities.HOST_LIMITS
 
@@ -437,7 +437,7 @@ def test_broker_management_creates_changes_and_removes_users(broker: Broker) -> 
 
     def connects(password: str) -> bool:
         try:
-            with Connection(
+            with broker_connection(
                 f"amqp://{identity.user}:{password}@127.0.0.1:{broker.port}//"
             ) as connection:
                 channel = connection.channel()
@@ -458,7 +458,7 @@ def test_broker_management_creates_changes_and_removes_users(broker: Broker) -> 
     assert connects(identity.password) and not connects("another")
     assert limits_of(broker, identity.user) == broker_identities.HOST_LIMITS
     newer = replace(identity, password=secrets.token_hex(8))
-    open_connection = Connection(
+    open_connection = broker_connection(
         f"amqp://{identity.user}:{identity.password}@127.0.0.1:{broker.port}//"
     ).connect()
     users.make(newer, "/")

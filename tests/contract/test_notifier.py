@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from kombu.connection import Connection
 from oslo_config import cfg
 
 from common.domain import errors, ids, states
@@ -31,6 +30,7 @@ from common.store.notifications import outbox
 from common.store.servers import actions
 from conductor.notifications.notification_sender import NotificationSender
 from deploy.testing.servers import free_ports
+from tests.broker_connection import broker_connection
 from tests.contract.test_outbox import Time
 from tests.outbox_events import read_outbox
 from tests.schemas import memory_store
@@ -204,7 +204,7 @@ def test_notifier_reopens_closed_channel(
 ) -> None:
     """The exchange is deleted, so the broker closes the channel and keeps the connection."""
     notifier.send(NEWER)
-    with Connection(rabbitmq_url.replace("rabbit://", "amqp://")) as broker:
+    with broker_connection(rabbitmq_url) as broker:
         broker.default_channel.exchange_delete(EXCHANGE)
 
     def is_sent() -> bool:

@@ -17,7 +17,6 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from kombu.connection import Connection
 
 from common.domain import errors
 from common.domain.models import (
@@ -34,6 +33,7 @@ from common.rpc import conductor, scheduler
 from common.rpc.transport import Transport
 from common.service import config
 from deploy.testing.servers import free_ports
+from tests.broker_connection import broker_connection
 from tests.functional.messages import Network, PrivateTransport
 from tests.log_lines import rendered_lines
 
@@ -345,7 +345,7 @@ def test_malformed_rpc_message_is_dropped_and_next_cast_is_received(
     recorder, server, client = CallRecorder(), connect(), connect()
     server.serve("odd", "s", {"wake": recorder.wake})
     queue = server._own("odd")
-    with Connection(rabbitmq_url.replace("rabbit://", "amqp://")) as broker:
+    with broker_connection(rabbitmq_url) as broker:
         producer = broker.Producer()
         bodies = (
             b"",

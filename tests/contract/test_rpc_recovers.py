@@ -21,6 +21,7 @@ from common.rpc import transport
 from common.rpc.transport import CONTROL_EXCHANGE, Transport
 from common.service import config
 from deploy.testing.servers import Servers
+from tests.broker_connection import broker_connection
 from tests.e2e.storm import descendants, frozen
 from tests.waiting import await_true
 
@@ -66,7 +67,7 @@ def test_rpc_calls_succeed_again_after_exchange_is_deleted(
     first, second = (f"t-{uuid.uuid4().hex}" for _ in range(2))
     server.serve(first, "a", {"echo": lambda said: said})
     assert call_echo(client, first) == "x"
-    with Connection(rabbitmq_url.replace("rabbit://", "amqp://")) as broker:
+    with broker_connection(rabbitmq_url) as broker:
         broker.default_channel.exchange_delete(CONTROL_EXCHANGE)
     for _ in range(3):
         call_echo(client, first)
@@ -107,7 +108,7 @@ def test_rpc_server_serves_again_after_other_connection_took_its_queue(
             return None
 
     assert reach() == "x"
-    with Connection(rabbitmq_url.replace("rabbit://", "amqp://")) as broker:
+    with broker_connection(rabbitmq_url) as broker:
         await_true(lambda: is_taken(broker))
         # The server opens its connections again in vain.
         time.sleep(2 * transport.MAX_SILENCE_SECONDS)

@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from keystoneauth1.exceptions import ConnectFailure
 
 from deploy.one_machine.cloud import lifecycle, process_control
 from tests.e2e.conftest import without_guests
@@ -24,8 +26,15 @@ def volume_cloud() -> Iterator[Live]:
 
 
 def await_volume(live: Live, volume: str, status: str) -> None:
+    """Wait until the volume has the status, also while the service restarts."""
     storage = live.seed.demo.block_storage
-    await_true(lambda: storage.get_volume(volume).status == status, 60, f"{volume} {status}")
+
+    def has_status() -> bool:
+        with contextlib.suppress(ConnectFailure):
+            return bool(storage.get_volume(volume).status == status)
+        return False
+
+    await_true(has_status, 60, f"{volume} {status}")
 
 
 def run_for_json(live: Live, command: str, cloud: str = "kilonova") -> Any:
