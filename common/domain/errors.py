@@ -20,6 +20,7 @@
         ├── NoAnswer           503  a peer did not answer in time: the outcome is unknown
         ├── TooBusy            503  other transactions hold the rows, no row was changed
         └── NoStore            503  the database does not answer
+            ├── TooSlow        503  a statement reached the time limit of the database
             ├── Unsure         503  the database did not confirm whether the change was committed
             └── WrongSchema    503  the schema is of another version than this code
 
@@ -171,6 +172,13 @@ class NoStore(Unavailable):
 
     def __init__(self, text: str = "The database does not answer; try again.") -> None:
         super().__init__(text)
+
+
+class TooSlow(NoStore):
+    """The database ended a statement that reached [database] statement_timeout."""
+
+    def __init__(self) -> None:
+        super().__init__("The database ended a statement of this request at its time limit.")
 
 
 class WrongSchema(NoStore):

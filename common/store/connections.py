@@ -66,17 +66,29 @@ class Trouble(Enum):
     LOCKED = "locked"
     # The connection is broken.
     LOST = "lost"
+    # The statement reached ``ConnectionLimits.statement``.
+    TOO_LONG = "too long"
     OTHER = "other"
 
 
 #: MariaDB's number or PostgreSQL's SQLSTATE -> meaning. PyMySQL has SQLSTATEs too, but only HY000
 #: for 1205.
-_NUMBERS = {1205: Trouble.LOCKED, 1213: Trouble.DEADLOCK, 1020: Trouble.DEADLOCK}
-_SQLSTATES = {"55P03": Trouble.LOCKED, "40001": Trouble.DEADLOCK, "40P01": Trouble.DEADLOCK}
+_NUMBERS = {
+    1020: Trouble.DEADLOCK,
+    1205: Trouble.LOCKED,
+    1213: Trouble.DEADLOCK,
+    1969: Trouble.TOO_LONG,
+}
+_SQLSTATES = {
+    "40001": Trouble.DEADLOCK,
+    "40P01": Trouble.DEADLOCK,
+    "55P03": Trouble.LOCKED,
+    "57014": Trouble.TOO_LONG,
+}
 
 
 def trouble(problem: DBAPIError) -> Trouble:
-    """Return whether an error is a deadlock, a lock timeout, a broken connection, or another."""
+    """Return what a database error means for the transaction."""
     if problem.connection_invalidated:
         return Trouble.LOST
     original = problem.orig

@@ -324,6 +324,7 @@ class Store:
 
         Raises:
             NoStore: The database does not answer, or the pool has no free connection.
+            TooSlow: The database ended a statement at the time limit.
         """
         return self._look("", work)
 
@@ -559,6 +560,8 @@ def _represent(value: Any) -> Any:
 
 
 def _translate_error(problem: DBAPIError) -> Exception:
+    if trouble(problem) is Trouble.TOO_LONG:
+        return errors.TooSlow()
     if problem.connection_invalidated or isinstance(problem, OperationalError):
         return errors.NoStore()
     return problem

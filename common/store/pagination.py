@@ -43,6 +43,10 @@ class SortOrder:
         )
         return later
 
+    def reaches(self, value: object) -> sa.ColumnElement[bool]:
+        """Return the condition that a row comes at this value of the key, or after it."""
+        return self.value <= value if self.descending else self.value >= value
+
 
 def after(order: list[SortOrder], values: Sequence[object]) -> sa.ColumnElement[bool]:
     """Return the condition for rows that come after the row with these values of the sort keys.
@@ -56,4 +60,5 @@ def after(order: list[SortOrder], values: Sequence[object]) -> sa.ColumnElement[
             for before, value in zip(order[:index], values[:index], strict=True)
         ]
         choices.append(sa.and_(*same, key.beyond(values[index])))
-    return sa.or_(*choices)
+    # Without the first part, PostgreSQL would read the index from its start, because of the OR.
+    return sa.and_(order[0].reaches(values[0]), sa.or_(*choices))

@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
+from common.domain import errors
 from common.domain.clock import SECOND
 from common.domain.models import Interface
 from common.domain.wire import to_wire
 from common.store import schema
 from common.store.schema.columns import Unreadable
+from common.store.servers import servers
 from tests.api.conftest import IMAGE, OTHER, PROJECT, Cloud
 from tests.log_lines import logged_fields
 
@@ -513,6 +515,27 @@ def _get_without_schemas(cloud: Cloud, path: str, token: str) -> Any:
     path, _, query = path.partition("?")
     headers = {"X-Auth-Token": token, "OpenStack-API-Version": "compute 2.100"}
     return cloud.client.simulate_get("/v2.1" + path, query_string=query, headers=headers)
+
+
+@pytest.mark.parametrize(
+    ("query", "status", "text"),
+    [
+        ("?all_tenants=1&name=a.*b&host=h&sort_key=hostname", 400, "no index for name, hostname. "),
+        ("?all_tenants=1&host=h", 503, "The database ended a statement of this request"),
+    ],
+)
+def test_list_servers_at_time_limit_of_database_names_filters_without_index(
+    cloud: Cloud, monkeypatch: pytest.MonkeyPatch, query: str, status: int, text: str
+) -> None:
+    def run_too_long(*arguments: object) -> None:
+        raise errors.TooSlow
+
+    monkeypatch.setattr(servers, "page", run_too_long)
+    answer = cloud.call("GET", f"/servers{query}", token="admin")
+    assert answer.status_code == status
+    [fault] = answer.json.values()
+    assert text in fault["message"]
+    assert ("user_id, host, image" in fault["message"]) == (status == 400)
 
 
 def test_list_servers_by_admin_covers_and_filters_all_only_with_all_tenants(

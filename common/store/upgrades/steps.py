@@ -18,3 +18,22 @@ def add_column(op: Any, table: str, column: sa.Column[Any]) -> None:
     """
     if column.name not in {found["name"] for found in sa.inspect(op.get_bind()).get_columns(table)}:
         op.add_column(table, column)
+
+
+def add_index(op: Any, table: str, name: str, columns: list[str]) -> None:
+    """Add an index to a table, unless the table has an index of this name.
+
+    PostgreSQL blocks changes of the table meanwhile, about a second for a million rows.
+    """
+    if name not in _index_names(op, table):
+        op.create_index(name, table, columns)
+
+
+def drop_index(op: Any, table: str, name: str) -> None:
+    """Drop an index, unless it is gone already. Every query must have another index."""
+    if name in _index_names(op, table):
+        op.drop_index(name, table)
+
+
+def _index_names(op: Any, table: str) -> set[str | None]:
+    return {index["name"] for index in sa.inspect(op.get_bind()).get_indexes(table)}

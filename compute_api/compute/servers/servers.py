@@ -86,6 +86,13 @@ def detail(request: Request) -> JsonObject:
 
 
 def _list_servers(request: Request, path: str, names_only: bool) -> JsonObject:
+    """Return one page of servers.
+
+    Raises:
+        BadRequest: A parameter is invalid, or the list needs an index that the database lacks.
+        Forbidden: See ``_parse_query``.
+        TooSlow: The list reached the database's time limit for another reason.
+    """
     filters = _parse_query(request, "index" if names_only else "detail")
     if filters is None or filters.limit == 0:
         return {"servers": []}
@@ -103,9 +110,24 @@ def _list_servers(request: Request, path: str, names_only: bool) -> JsonObject:
             server_view.volumes = volumes.of_some(tx, ids_with_volumes)
         return rows
 
-    rows = request.read(work)
+    try:
+        rows = request.read(work)
+    except errors.TooSlow as problem:
+        raise _explain_slow_list(filters, problem) from problem
     items = view.many(rows, server_view, request.version, names_only)
     return request.page("servers", path, items, rows[-1].id if rows else None)
+
+
+def _explain_slow_list(filters: ServerFilters, problem: errors.TooSlow) -> errors.Problem:
+    """Return a BadRequest with the parts of the list that have no index, or the given problem."""
+    unindexed = servers.list_unindexed(filters)
+    if not unindexed:
+        return problem
+    return errors.BadRequest(
+        "The database ended this list at its time limit, because it has no index for "
+        f"{', '.join(unindexed)}. Leave these out, or narrow the list by one of: "
+        f"{', '.join(servers.INDEXED)}, changes-since."
+    )
 
 
 def _parse_query(request: Request, operation: str) -> ServerFilters | None:
