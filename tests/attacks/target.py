@@ -335,11 +335,14 @@ class Target:
 
 
 def processes(conf: Path) -> Iterator[int]:
-    """Yield the ids of the processes that run with this configuration file."""
+    """Yield the ids of the processes with this configuration file in their title or environment."""
     variable = f"KILONOVA_CONF={conf}".encode()
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            if variable in (process / "environ").read_bytes().split(b"\0"):
+            title = (process / "cmdline").read_bytes().strip(b"\0").split(b" ")
+            if str(conf).encode() in title or variable in (process / "environ").read_bytes().split(
+                b"\0"
+            ):
                 yield int(process.name)
 
 

@@ -85,7 +85,7 @@ class MixedCloud:
     def _choose_version(self, program: Program) -> Program:
         if program.name not in self.old:
             return program
-        return replace(program, env={**program.env, "PYTHONPATH": str(self.tree)})
+        return replace(program, env={**program.env, "PYTHONPATH": str(self.tree)}, entry=None)
 
     def upgrade(self, names: Iterable[str]) -> None:
         """Restart these processes with this code. They may still wait for the database."""

@@ -151,7 +151,10 @@ def launch(
 def _start_supervisor(cloud: Cloud) -> None:
     with open(cloud.log("supervise"), "ab", opener=private) as log:
         subprocess.Popen(
-            [sys.executable, "-m", "deploy.one_machine.machine.supervise", str(cloud.run)],
+            [
+                *(sys.executable, "-m", "deploy.one_machine.machine.supervise"),
+                *(str(cloud.run), "--preload"),
+            ],
             cwd=ROOT,
             start_new_session=True,
             stdin=subprocess.DEVNULL,

@@ -22,6 +22,7 @@ from deploy.one_machine.cloud.broker import Broker
 from deploy.one_machine.cloud.cloud import GATEWAY, Cloud, numbered
 from deploy.one_machine.cloud.configuration import ROLES
 from deploy.one_machine.machine.libvirtd import HERE
+from deploy.one_machine.machine.preload import Entry
 from deploy.one_machine.machine.supervise import Program
 from deploy.packages import ROOT
 
@@ -30,6 +31,16 @@ PYTHON = str(VENV / "bin/python")
 FIRST_PROGRAMS = ("epmd", "rabbitmq", "libvirtd")
 #: Kilonova's processes that a cloud has once.
 SERVICES = ("api", "conductor", "scheduler", "placement", "image-gateway")
+#: The modules of the console scripts, as in setup.cfg.
+MODULES = {
+    "api": "compute_api.compute.service",
+    "conductor": "conductor.service",
+    "console": "compute_api.console.service",
+    "image-gateway": "compute_api.image_gateway.service",
+    "metadata": "compute_api.metadata.service",
+    "placement": "compute_api.placement.service",
+    "scheduler": "scheduler.service",
+}
 NSENTER = "/usr/bin/nsenter"
 
 
@@ -219,7 +230,11 @@ def _kilonova_programs(cloud: Cloud) -> Iterator[Program]:
         *(name for name, is_enabled in optional_services.items() if is_enabled),
     ):
         yield _program(
-            cloud, name, [str(VENV / f"bin/kilonova-{name}")], role=name if name in ROLES else ""
+            cloud,
+            name,
+            [str(VENV / f"bin/kilonova-{name}")],
+            role=name if name in ROLES else "",
+            entry=Entry(MODULES[name]),
         )
     for number, host in enumerate(cloud.hosts, 1):
         yield _program(
@@ -227,13 +242,21 @@ def _kilonova_programs(cloud: Cloud) -> Iterator[Program]:
             numbered("agent", number),
             [*_inside_command(cloud, number), str(VENV / "bin/kilonova-agent")],
             host,
+            entry=Entry("compute_agent.service", place=_place(cloud, number)),
         )
 
 
 def _inside_command(cloud: Cloud, number: int) -> list[str]:
-    """Return the words to put before a command that runs on a host with a namespace.
+    """Return the words to put before a command that runs on a host with a namespace, if any."""
+    place = _place(cloud, number)
+    inside = str(ROOT / "deploy/one_machine/machine/inside.py")
+    return [sys.executable, inside, *place, "--"] if place else []
 
-    The command does not see the folders of other hosts. For a host without a namespace the list is
+
+def _place(cloud: Cloud, number: int) -> list[str]:
+    """Return the arguments of inside.py for a process of a host with a namespace.
+
+    The process does not see the folders of other hosts. For a host without a namespace the list is
     empty.
     """
     network = cloud.namespace(number)
@@ -246,13 +269,10 @@ def _inside_command(cloud: Cloud, number: int) -> list[str]:
         for folder in (cloud.state_folder, cloud.libvirt_folder)
     ]
     return [
-        sys.executable,
-        str(ROOT / "deploy/one_machine/machine/inside.py"),
         str(network),
         cloud.hosts[number - 1],
         str(cloud.underlay.boot_id(number)),
         *others,
-        "--",
     ]
 
 
@@ -289,23 +309,23 @@ def _module(
         arguments: The arguments of the module's command ``serve``.
         network: The file of the network namespace, or None for the machine's own.
     """
+    words = ["serve", *map(str, arguments)]
+    full_name = f"deploy.one_machine.services.{module}"
     return _program(
         cloud,
         name,
-        [
-            *([NSENTER, f"--net={network}"] if network else []),
-            PYTHON,
-            "-m",
-            f"deploy.one_machine.services.{module}",
-            "serve",
-            *map(str, arguments),
-        ],
+        [*([NSENTER, f"--net={network}"] if network else []), PYTHON, "-m", full_name, *words],
+        entry=Entry(f"{full_name}.__main__", words, network=str(network) if network else None),
     )
 
 
 def _program(
-    cloud: Cloud, name: str, command: list[str], host: str | None = None, role: str = ""
+    cloud: Cloud,
+    name: str,
+    command: list[str],
+    host: str | None = None,
+    role: str = "",
+    entry: Entry | None = None,
 ) -> Program:
-    return Program(
-        name, command, str(cloud.log(name)), str(ROOT), make_environment(cloud, host, role)
-    )
+    environment = make_environment(cloud, host, role)
+    return Program(name, command, str(cloud.log(name)), str(ROOT), environment, entry=entry)

@@ -3,9 +3,10 @@
 
 ``python deploy/one_machine/machine/inside.py NETWORK HOST BOOT_ID [HIDDEN …] -- COMMAND …``
 
-deploy/one_machine/cloud/processes.py starts agents and libvirtds with this program. The process
-enters the host's network and makes private mounts. Then the process becomes COMMAND, with the same
-process id. Invariant: the mounts are invisible to other processes.
+deploy/one_machine/cloud/processes.py starts libvirtds with this program, and agents too if the
+supervisor cannot fork them. The process enters the host's network and makes private mounts. Then
+the process becomes COMMAND, with the same process id. Invariant: the mounts are invisible to other
+processes.
 
 * NETWORK is the file of the host's network namespace.
 * HOST is the host name of the process.
@@ -25,6 +26,18 @@ from pathlib import Path
 
 CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWNET = 0x00020000, 0x04000000, 0x40000000
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
+ADVICE = "Run ./deploy/up, or ./deploy/lab up, again."
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+def enter_network(network: Path) -> None:
+    """Move this process into the network namespace of this file.
+
+    Raises:
+        OSError: The namespace does not exist, or the process may not enter a namespace.
+    """
+    with network.open("rb") as file:
+        _check(_LIBC.setns(file.fileno(), CLONE_NEWNET), f"cannot enter {network}")
 
 
 def become(network: Path, host: str, boot_id: Path, hidden: list[str]) -> None:
@@ -40,11 +53,9 @@ def become(network: Path, host: str, boot_id: Path, hidden: list[str]) -> None:
         OSError: The namespace does not exist, or the process may not enter or make a namespace.
         CalledProcessError: A mount fails.
     """
-    libc = ctypes.CDLL(None, use_errno=True)
-    with network.open("rb") as file:
-        _check(libc.setns(file.fileno(), CLONE_NEWNET), f"cannot enter {network}")
+    enter_network(network)
     _check(
-        libc.unshare(CLONE_NEWNS | CLONE_NEWUTS),
+        _LIBC.unshare(CLONE_NEWNS | CLONE_NEWUTS),
         "cannot make namespaces for mounts and host name, which needs root",
     )
     socket.sethostname(host)
@@ -69,7 +80,5 @@ if __name__ == "__main__":
     try:
         become(Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3]), sys.argv[4:end])
     except (OSError, subprocess.CalledProcessError) as problem:
-        sys.exit(
-            f"A process of host {sys.argv[2]} cannot start: {problem}. Run ./deploy/up, or ./deploy/lab up, again."
-        )
+        sys.exit(f"A process of host {sys.argv[2]} cannot start: {problem}. {ADVICE}")
     os.execvp(sys.argv[end + 1], sys.argv[end + 1 :])

@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Keep processes running without systemd.
 
-``python -m deploy.one_machine.machine.supervise FOLDER``
+``python -m deploy.one_machine.machine.supervise FOLDER [--preload]``
 
 FOLDER/processes.json lists the programs in the order of their start. FOLDER/NAME.pid has the
 process id. While FOLDER/NAME.down exists, the program is kept stopped. If this file contains the
 word "kill", the stop is a SIGKILL, like a power cut.
+
+With --preload the supervisor starts the programs of its first list, and then loads the modules of
+deploy/one_machine/machine/preload.py. Later programs with an ``entry`` run in forks of it.
 
 A process that died is started again, first after 0.2 s and then after pauses of up to 10 s. The
 rest of the process group is killed before, so that the port is free. TERM stops all programs in
@@ -27,6 +30,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from deploy.one_machine.machine import inside, preload
+from deploy.one_machine.machine.preload import Entry, Fork
+
 FIRST_PAUSE, LONGEST_PAUSE, GOOD_RUN = 0.2, 10.0, 30.0  # seconds
 LOOK, LOG_LIMIT = 0.2, 50 * 1024 * 1024
 PR_SET_PDEATHSIG, KILL = 1, "kill"
@@ -42,6 +48,7 @@ class Program:
     Attributes:
         name: The name, unique in a folder.
         command: The command line.
+        entry: What a fork of the supervisor runs in place of ``command``, or None.
         log: The path of the file for the output.
         cwd: The working directory.
         env: The whole environment.
@@ -56,6 +63,7 @@ class Program:
     env: dict[str, str] = field(default_factory=dict)
     user: str | None = None
     grace: float = 15.0
+    entry: Entry | None = None
 
 
 def write(folder: Path, programs: list[Program]) -> None:
@@ -69,7 +77,17 @@ def write(folder: Path, programs: list[Program]) -> None:
 
 def read(folder: Path) -> list[Program]:
     """Return the list of programs in processes.json of this folder."""
-    return [Program(**item) for item in json.loads((folder / "processes.json").read_text())]
+    programs = json.loads((folder / "processes.json").read_text())
+    return [
+        Program(**{**item, "entry": item["entry"] and Entry(**item["entry"])}) for item in programs
+    ]
+
+
+class BecomeProgram(BaseException):
+    """Ends the supervisor's code in a fork, which then runs the program."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
 
 
 class Supervised:
@@ -79,7 +97,7 @@ class Supervised:
         self.program = program
         self._pid_file = folder / f"{program.name}.pid"
         self._down = folder / f"{program.name}.down"
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[bytes] | Fork | None = None
         self._started = self._not_before = 0.0
         self._pause = 0.0
 
@@ -160,24 +178,8 @@ class Supervised:
         log = Path(program.log)
         if log.exists() and log.stat().st_size > LOG_LIMIT:
             log.replace(log.with_suffix(".log.1"))
-        user: dict[str, Any] = (
-            {}
-            if program.user is None
-            else {"user": program.user, "group": program.user, "extra_groups": []}
-        )
         try:
-            with log.open("ab") as out:
-                self._process = subprocess.Popen(
-                    program.command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=out,
-                    stderr=out,
-                    cwd=program.cwd,
-                    env=program.env,
-                    start_new_session=True,
-                    preexec_fn=_prepare_child,
-                    **user,
-                )
+            self._process = self._fork() if self._can_fork() else self._execute()
         except OSError as problem:
             self._pause = min(LONGEST_PAUSE, max(FIRST_PAUSE, self._pause * 2))
             self._not_before = moment + self._pause
@@ -186,6 +188,35 @@ class Supervised:
         self._pid_file.write_text(f"{self._process.pid}\n")
         say(f"{program.name} started as {self._process.pid}")
 
+    def _can_fork(self) -> bool:
+        return self.program.entry is not None and preload.is_current()
+
+    def _fork(self) -> Fork:
+        """Return the fork. In the fork itself, end the supervisor's code with BecomeProgram."""
+        if pid := os.fork():
+            return Fork(pid)
+        raise BecomeProgram(self.program)
+
+    def _execute(self) -> subprocess.Popen[bytes]:
+        program = self.program
+        user: dict[str, Any] = (
+            {}
+            if program.user is None
+            else {"user": program.user, "group": program.user, "extra_groups": []}
+        )
+        with open(program.log, "ab") as out:
+            return subprocess.Popen(
+                program.command,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                cwd=program.cwd,
+                env=program.env,
+                start_new_session=True,
+                preexec_fn=_prepare_child,
+                **user,
+            )
+
 
 def _prepare_child() -> None:
     """Let this child process get SIGTERM at the end of the supervisor, and unblock its signals."""
@@ -193,21 +224,56 @@ def _prepare_child() -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
 
 
+def run_program(program: Program) -> None:
+    """Run a program with an entry in this process, which is a fork of the supervisor.
+
+    Raises:
+        SystemExit: The program has ended, or cannot start.
+    """
+    assert program.entry is not None
+    os.setsid()
+    _prepare_child()
+    with open(os.devnull, "rb") as nothing, open(program.log, "ab") as out:
+        for number, file in enumerate((nothing, out, out)):
+            os.dup2(file.fileno(), number)
+    # As with PYTHONUNBUFFERED.
+    sys.stdout.reconfigure(write_through=True)  # type: ignore[union-attr]
+    os.chdir(program.cwd)
+    os.environ.clear()
+    os.environ.update(program.env)
+    try:
+        program.entry.enter()
+    except (OSError, subprocess.CalledProcessError) as problem:
+        sys.exit(f"{program.name} cannot start: {problem}. {inside.ADVICE}")
+    program.entry.run(f"kilonova-{program.name} {program.env.get('KILONOVA_CONF', '')}")
+
+
 def say(text: str) -> None:
     """Print a line with the time to stdout, which is the supervisor's own log."""
     print(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}", flush=True)
 
 
-def supervise(folder: Path) -> None:
+def supervise(folder: Path, is_loaded: bool = True) -> None:
     """Run the programs of a folder until SIGTERM or SIGINT, then stop them in reverse order.
 
     SIGHUP reads processes.json again. The caller has blocked these signals.
+
+    Args:
+        folder: The folder.
+        is_loaded: False: load the modules of the programs after the start of the first programs.
+
+    Raises:
+        BecomeProgram: This process is a fork, which must run the program.
     """
     processes = [Supervised(program, folder) for program in read(folder)]
     while True:
         moment = time.monotonic()
         for process in processes:
             process.look(moment)
+        if not is_loaded:
+            _load()
+            is_loaded = True
+            continue
         received = signal.sigtimedwait(WAITED, LOOK)
         if received is None:
             continue
@@ -221,6 +287,14 @@ def supervise(folder: Path) -> None:
             process.ask()
         for process in group:
             process.end()
+
+
+def _load() -> None:
+    """Load the modules of the programs. After a failure, programs start by their commands."""
+    try:
+        preload.load()
+    except Exception as problem:  # noqa: BLE001 - The program itself shows the failure in its log.
+        say(f"the modules of the programs cannot be loaded: {problem!r}")
 
 
 def _process_kind(process: Supervised) -> str:
@@ -263,7 +337,14 @@ def main() -> int:
         lock.truncate(0)
         lock.write(f"{os.getpid()}\n")
         lock.flush()
-        supervise(folder)
+        try:
+            supervise(folder, is_loaded="--preload" not in sys.argv)
+        except BecomeProgram as fork:
+            program = fork.program
+        else:
+            return 0
+    # Only a fork gets here. It has closed the lock file, so that the lock ends with the supervisor.
+    run_program(program)
     return 0
 
 

@@ -93,6 +93,7 @@ def _wrap_program(cloud: Cloud, program: Program, name: str, module: str) -> Pro
         program,
         name=name,
         command=[PYTHON, "-m", "tests.fault_matrix.processes.victim", name, module],
+        entry=None,
         log=str(cloud.log(name)),
         env={**program.env, "KILONOVA_FAULTS": str(faults_folder(cloud))},
     )
