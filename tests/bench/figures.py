@@ -52,9 +52,15 @@ class Bench:
             return int(connection.exec_driver_sql("SHOW GLOBAL STATUS LIKE 'Questions'").one()[1])
 
     def messages(self) -> int:
-        """Return the number of messages count_published to RabbitMQ so far."""
+        """Return the number of messages published to RabbitMQ so far."""
         assert self._servers.broker is not None
         return self._servers.broker.count_published()
+
+    def restart_broker(self) -> None:
+        """Stop and start RabbitMQ's application, which closes all connections."""
+        assert self._servers.broker is not None
+        for command in ("stop_app", "start_app"):
+            self._servers.broker.control(command)
 
     def hosts_up(self) -> int:
         """Return the number of hosts that are up according to the database."""
