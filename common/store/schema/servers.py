@@ -104,8 +104,8 @@ servers = Table(
     Column("shares", Integer, nullable=False, server_default="0"),  # rows of share_mappings
     Column("volumes", Integer, nullable=False, server_default="0"),  # rows of block_devices
     Index("ix_servers_list", "project_id", "deleted", "created_at", "id"),
-    # The lists of all projects, each in the default order. A filter by name reads the index only.
-    Index("ix_servers_name", "deleted", "created_at", "id", "name"),
+    # The lists of all projects, with and without a filter, each in the default order.
+    Index("ix_servers_all", "deleted", "created_at", "id"),
     Index("ix_servers_user", "user_id", "deleted", "created_at", "id"),
     Index("ix_servers_image", "image_id", "deleted", "created_at", "id"),
     Index("ix_servers_flavor", "flavor_id", "deleted", "created_at", "id"),

@@ -25,15 +25,5 @@ def add_index(op: Any, table: str, name: str, columns: list[str]) -> None:
 
     PostgreSQL blocks changes of the table meanwhile, about a second for a million rows.
     """
-    if name not in _index_names(op, table):
+    if name not in {index["name"] for index in sa.inspect(op.get_bind()).get_indexes(table)}:
         op.create_index(name, table, columns)
-
-
-def drop_index(op: Any, table: str, name: str) -> None:
-    """Drop an index, unless it is gone already. Every query must have another index."""
-    if name in _index_names(op, table):
-        op.drop_index(name, table)
-
-
-def _index_names(op: Any, table: str) -> set[str | None]:
-    return {index["name"] for index in sa.inspect(op.get_bind()).get_indexes(table)}

@@ -3,7 +3,7 @@
 
 from alembic import op
 
-from common.store.upgrades.steps import add_index, drop_index
+from common.store.upgrades.steps import add_index
 
 revision = "0003"
 down_revision = "0002"
@@ -11,8 +11,7 @@ USABLE_FROM = "0001"
 
 
 def upgrade() -> None:
-    """Add five indices of ``servers``. ``ix_servers_name`` replaces ``ix_servers_all``."""
-    add_index(op, "servers", "ix_servers_name", ["deleted", "created_at", "id", "name"])
+    """Add four indices of ``servers``."""
     for name, column in (
         ("ix_servers_user", "user_id"),
         ("ix_servers_image", "image_id"),
@@ -20,4 +19,3 @@ def upgrade() -> None:
         ("ix_servers_state", "vm_state"),
     ):
         add_index(op, "servers", name, [column, "deleted", "created_at", "id"])
-    drop_index(op, "servers", "ix_servers_all")
