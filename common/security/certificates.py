@@ -131,7 +131,7 @@ class NewKey:
         return certificate + private_pem(self._key)
 
 
-def private_pem(key: ec.EllipticCurvePrivateKey) -> str:
+def private_pem(key: PrivateKey) -> str:
     """Return a private key as PEM, without a password."""
     return key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
@@ -251,6 +251,19 @@ class Signer:
         names = cert.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
         addresses = tuple(str(name.value) for name in names if isinstance(name, _REACHED))
         return pem(self.sign(_read_requested_key(request), host, addresses, OF_HOSTS))
+
+
+def new_authority(name: str, key: ec.EllipticCurvePrivateKey) -> x509.Certificate:
+    """Return the certificate of a new authority with this subject and key."""
+    now, subject = datetime.datetime.now(datetime.UTC), subject_name(name)
+    return (
+        builder(subject, subject, key.public_key(), now)
+        .not_valid_after(now + YEARS)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(usage(signs_others=True), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .sign(key, ALGORITHM)
+    )
 
 
 def _read_requested_key(request: str) -> PublicKey:

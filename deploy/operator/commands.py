@@ -186,6 +186,21 @@ COMMANDS: dict[tuple[str, ...], tuple[str, str, str]] = {
         "join",
         "make this machine a host, with a token of host add",
     ),
+    ("setup", "controller"): (
+        "deploy.operator.setup.controller",
+        "controller",
+        "install a controller; may be repeated, and continues after an interruption",
+    ),
+    ("setup", "bundle"): (
+        "deploy.operator.setup.bundle",
+        "bundle",
+        "write all files that another controller needs into one file",
+    ),
+    ("setup", "live-migration"): (
+        "deploy.operator.setup.live_migration",
+        "live_migration",
+        "let this host migrate running servers; may be repeated",
+    ),
     ("config", "sample"): (
         "deploy.operator.config",
         "sample",
@@ -214,6 +229,7 @@ NOUNS = {
     "action": "actions in hand and stuck actions: list, show, retry, abort, fail",
     "policy": "policy rules: list, explain",
     "config": "the configuration file: sample, check, show",
+    "setup": "installation of a machine: controller, bundle, live-migration",
 }
 
 
@@ -291,6 +307,10 @@ _PARALLEL: tuple[str, dict[str, Any]] = (
         "help": "number of servers that move at a time; default: 2",
     },
 )
+_YES: tuple[str, dict[str, Any]] = (
+    "--yes",
+    {"action": "store_true", "help": "carry out the plan without a question"},
+)
 #: Options that exclude each other.
 ONE_OF: tuple[tuple[str, dict[str, Any]], ...] = (
     (
@@ -323,6 +343,50 @@ ARGUMENTS: dict[tuple[str, ...], tuple[tuple[str, dict[str, Any]], ...]] = {
         ("--set", {"action": "store_true", "help": "only options that differ from their default"}),
         _JSON,
     ),
+    ("setup", "controller"): (
+        (
+            "--address",
+            {
+                "type": _address,
+                "metavar": "IP",
+                "help": "the address at which hosts and other controllers reach this machine",
+            },
+        ),
+        (
+            "--keystone",
+            {"metavar": "URL", "help": "Keystone's URL for the services; default: $OS_AUTH_URL"},
+        ),
+        (
+            "--public",
+            {
+                "metavar": "URL",
+                "help": "the URL of your TLS proxy, at which users reach the APIs and consoles",
+            },
+        ),
+        (
+            "--bundle",
+            {
+                "metavar": "FILE",
+                "help": "make this machine another controller, with the file of kilonova setup bundle; -: "
+                "read from standard input",
+            },
+        ),
+        _YES,
+    ),
+    ("setup", "bundle"): (
+        (
+            "--address",
+            {
+                "type": _address,
+                "required": True,
+                "metavar": "IP",
+                "help": "the address of the other controller",
+            },
+        ),
+        ("file", {"metavar": "FILE", "help": "the file to write; -: standard output"}),
+        _YES,
+    ),
+    ("setup", "live-migration"): (_YES,),
     ("doctor",): (
         _JSON,
         ("--no-hosts", {"action": "store_true", "help": "do not query the hosts"}),

@@ -10,7 +10,8 @@ import pytest
 
 from deploy.packages import ROOT
 from deploy.progress import run
-from tests.install import machines
+from tests.install import external_services, machines
+from tests.install.machines import Machine, machine
 
 
 @pytest.fixture(scope="session")
@@ -25,3 +26,11 @@ def packages() -> list[Path]:
     """Return the Debian packages of this tree, after a check by lintian."""
     run([ROOT / "deploy/deb"], "Mend what the lines above name.", timeout=3600)
     return sorted((ROOT / "build/deb").glob("*.deb"))
+
+
+@pytest.fixture(scope="session")
+def cloud(tmp_path_factory: pytest.TempPathFactory, bridge: None) -> Iterator[Machine]:
+    """Yield the machine with Keystone, Glance and Neutron."""
+    with machine(tmp_path_factory.mktemp("cloud"), "cloud") as new_machine:
+        external_services.install(new_machine)
+        yield new_machine

@@ -11,7 +11,6 @@ import datetime
 from pathlib import Path
 
 from cryptography import x509
-from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from common.security import private_files
@@ -19,12 +18,10 @@ from common.security.certificates import (
     DAY,
     YEARS,
     Signer,
-    builder,
     general_name,
+    new_authority,
     pem,
     private_pem,
-    subject_name,
-    usage,
 )
 from common.security.tls import Tls
 
@@ -45,19 +42,9 @@ class Authority:
         self.key_path = folder / "ca-key.pem"
         folder.mkdir(parents=True, exist_ok=True)
         if not self.path.exists():
-            key, subject = ec.generate_private_key(ec.SECP256R1()), subject_name(name)
-            now = datetime.datetime.now(datetime.UTC)
-            unsigned = (
-                builder(subject, subject, key.public_key(), now)
-                .not_valid_after(now + YEARS)
-                .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-                .add_extension(usage(signs_others=True), critical=True)
-                .add_extension(
-                    x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False
-                )
-            )
+            key = ec.generate_private_key(ec.SECP256R1())
             private_files.replace(self.key_path, private_pem(key))
-            _write(self.path, unsigned.sign(key, hashes.SHA256()))
+            _write(self.path, new_authority(name, key))
 
     def issue(self, name: str, *reached_at: str, valid: datetime.timedelta = YEARS) -> Tls:
         """Return the files of the certificate ``name``, and issue a new certificate if necessary.

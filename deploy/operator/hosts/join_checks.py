@@ -86,15 +86,24 @@ def address(
             f"--address is {explicit}, but kilonova host add got {invited}, which is the address in the certificate. "
             f"Leave --address out, or run kilonova host add again with --address {explicit}"
         )
+    require_own_address(chosen)
+    return chosen
+
+
+def require_own_address(address: str) -> None:
+    """Check that a text is an IP address of this machine.
+
+    Raises:
+        ConfigError: The text is no IP address, or this machine does not have the address.
+    """
     try:
-        parsed = ipaddress.ip_address(chosen)
+        parsed = ipaddress.ip_address(address)
         with socket.socket(socket.AF_INET6 if parsed.version == 6 else socket.AF_INET) as probe:
-            probe.bind((chosen, 0))
+            probe.bind((address, 0))
     except (ValueError, OSError) as problem:
         raise ConfigError(
-            f"{chosen} is not an address of this machine ({problem}); the command ip address shows its addresses"
+            f"{address} is not an address of this machine ({problem}); the command ip address shows its addresses"
         ) from problem
-    return chosen
 
 
 def _address_towards(broker: BrokerAddress) -> str:

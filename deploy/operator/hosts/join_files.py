@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import pwd
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,8 @@ from common.service import config_file
 
 Options = Mapping[str, Mapping[str, str]]  #: section -> option -> value
 HEAD = "# Made by kilonova join. Every option: kilonova config sample\n"
+#: The password in a URL, which no message shows.
+_PASSWORD = re.compile(r"(?<=:)[^:@/]+(?=@)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,19 +56,24 @@ class Owner:
         return cls(entry.pw_uid, entry.pw_gid, is_us)
 
 
-def merged(path: Path, required: Options) -> str:
+def merged(path: Path, required: Options, head: str = HEAD, replaceable: str = "") -> str:
     """Return the text of the configuration file ``path``, with missing options of ``required``.
 
-    ``required`` is section -> option -> value. All other lines stay. If the file does not exist,
-    the text begins with ``HEAD``. No file is written.
+    All other lines stay. No file is written.
+
+    Args:
+        path: The file, which need not exist.
+        required: section -> option -> value.
+        head: The first line of a new file.
+        replaceable: A text of the file that counts as no file.
 
     Raises:
         ConfigError: The file is malformed, or has another value for an option in ``required``.
     """
-    if path.exists():
-        text, present = path.read_text(), _read_options(path)
+    if path.exists() and path.read_text() != replaceable:
+        text, present = path.read_text(), read_options(path)
     else:
-        text, present = HEAD, {}
+        text, present = head, {}
     lines = text.splitlines()
     for section, options in required.items():
         missing = []
@@ -74,17 +82,22 @@ def merged(path: Path, required: Options) -> str:
             if current is None:
                 missing.append(f"{option} = {escaped_value}")
             elif current not in (value, escaped_value):
+                shown, needed = (_PASSWORD.sub("***", text) for text in (current, value))
                 raise ConfigError(
-                    f"{path} has [{section}] {option} = {current}, but this host needs {value}: remove or correct the "
-                    "line"
+                    f"{path} has [{section}] {option} = {shown}, but this machine needs {needed}: remove or correct "
+                    "the line"
                 )
         if missing:
             _insert(lines, section, missing)
     return "\n".join(lines) + "\n"
 
 
-def _read_options(path: Path) -> dict[tuple[str, str], str]:
-    """Return (section, option) -> value of a configuration file, or raise ConfigError."""
+def read_options(path: Path) -> dict[tuple[str, str], str]:
+    """Return (section, option) -> value of a configuration file.
+
+    Raises:
+        ConfigError: The file is malformed.
+    """
     try:
         lines = config_file.lines(str(path))
     except iniparser.ParseError as problem:

@@ -74,10 +74,17 @@ def test_parser_accepts_every_command_and_its_function_exists(words: tuple[str, 
     import importlib
 
     takes_one = any(
-        name in ("host", "id", "about", "token") for name, _ in ARGUMENTS.get(words, ())
+        name in ("host", "id", "about", "token", "file") for name, _ in ARGUMENTS.get(words, ())
     )
+    required = [
+        word
+        for name, properties in ARGUMENTS.get(words, ())
+        if properties.get("required")
+        for word in (name, "192.0.2.1")
+    ]
     role = [ROLES[0]] if "role" in dict(ARGUMENTS.get(words, ())) else []
     more = ["1"] if words in (("host", "discard"), ("host", "adopt")) else []
+    words = (*words, *required)
     options = parser().parse_args([*words, "1", *more] if takes_one else [*words, *role])
     assert callable(getattr(importlib.import_module(options.module), options.function))
 

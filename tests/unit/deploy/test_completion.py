@@ -104,7 +104,7 @@ def test_zsh_completion_describes_every_command_and_option() -> None:
     script = completion.write_completion("zsh")
     assert script.startswith("#compdef kilonova\n")
     for words, command in COMMANDS.items():
-        name = "_".join(("_shtab_kilonova", *words, "options"))
+        name = "_".join(("_shtab_kilonova", *words, "options")).replace("-", "_")
         entries = script.partition(f"\n{name}=(\n")[2].partition("\n)\n")[0]
         for action in options(command):
             described = f'{{{",".join(action.option_strings)}}}"['

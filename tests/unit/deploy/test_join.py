@@ -224,7 +224,7 @@ def test_join_keeps_lines_of_operator_in_configuration_file(tmp_path: Path) -> N
     )
     path.write_text(merged(path, OPTIONS))
     assert merged(path, OPTIONS) == path.read_text()
-    with pytest.raises(ConfigError, match=r"has \[DEFAULT\] host = h1, but this host needs h2"):
+    with pytest.raises(ConfigError, match=r"has \[DEFAULT\] host = h1, but this machine needs h2"):
         merged(path, {"DEFAULT": {"host": "h2"}})
 
 
@@ -290,7 +290,7 @@ def test_join_refuses_configuration_of_another_host(
         OWN_USER,
     ]
     assert main(words) == 1
-    assert "[DEFAULT] host = h9, but this host needs h1" in capsys.readouterr().err
+    assert "[DEFAULT] host = h9, but this machine needs h1" in capsys.readouterr().err
     assert path.read_text() == "[DEFAULT]\nhost = h9\n"
 
 
