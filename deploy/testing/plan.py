@@ -103,15 +103,15 @@ class Job:
 
 
 #: CPU time of the private database and message servers.
-SERVERS = Budget(130, 300)
+SERVERS = Budget(130, 130)
 SQL = ("postgresql", "mariadb")
 #: A test belongs to the first matching job.
 JOBS = (
-    Job("e2e", "e2e-debian", frozenset({"debians"}), seconds=380, budget=Budget(0, 60)),
-    Job("e2e", "e2e-cloud", frozenset({"first_up"}), seconds=1040, budget=Budget(22, 150)),
-    Job("e2e", "e2e-lab", frozenset({"lab_up"}), seconds=1390, budget=Budget(35, 350)),
-    Job("e2e", "e2e-shared-lab", frozenset({"shared_lab_up"}), seconds=290, budget=Budget(0, 60)),
-    Job("e2e", "e2e-memory", seconds=960, budget=Budget(60, 200)),
+    Job("e2e", "e2e-debian", frozenset({"debians"}), seconds=1000, budget=Budget(0, 65)),
+    Job("e2e", "e2e-cloud", frozenset({"first_up"}), seconds=1500, budget=Budget(22, 85)),
+    Job("e2e", "e2e-lab", frozenset({"lab_up"}), seconds=900, budget=Budget(35, 140)),
+    Job("e2e", "e2e-shared-lab", frozenset({"shared_lab_up"}), seconds=290, budget=Budget(0, 40)),
+    Job("e2e", "e2e-memory", seconds=1100, budget=Budget(60, 430)),
     Job(
         "contract",
         "contract-moves",
@@ -119,44 +119,44 @@ JOBS = (
         "kvm_or_tcg",
         files=("test_virt_*",),
         seconds=660,
-        budget=Budget(0, 250),
+        budget=Budget(0, 240),
     ),
     # One process, so that the ring is imported and each kind of cloud is prepared once.
-    Job("workflows", "workflows", seconds=700, budget=Budget(240, 600)),
+    Job("workflows", "workflows", seconds=900, budget=Budget(240, 390)),
     Job(
         "contract",
         "contract-guests",
         mark="kvm_or_tcg",
         files=("test_virt_*", "test_tiny_image.py"),
-        seconds=730,
-        budget=Budget(40, 310),
+        seconds=950,
+        budget=Budget(40, 330),
     ),
     Job(
         "contract",
         "contract-databases",
         frozenset({"servers"}),
         servers=("rabbitmq", *SQL),
-        seconds=670,
-        budget=Budget(125, 400),
+        seconds=400,
+        budget=Budget(125, 130),
     ),
     Job(
-        "functional", "functional", servers=("rabbitmq", *SQL), seconds=300, budget=Budget(50, 145)
+        "functional", "functional", servers=("rabbitmq", *SQL), seconds=700, budget=Budget(50, 210)
     ),
     Job(
         "contract",
         "contract-networks",
         frozenset({"network_hosts"}),
         files=("test_network_host*",),
-        seconds=120,
-        budget=Budget(32, 60),
+        seconds=110,
+        budget=Budget(32, 32),
     ),
     Job(
-        "contract", "contract-services", servers=("rabbitmq",), seconds=770, budget=Budget(175, 370)
+        "contract", "contract-services", servers=("rabbitmq",), seconds=640, budget=Budget(175, 190)
     ),
-    Job("api", "api", seconds=520, budget=Budget(130, 280)),
+    Job("api", "api", seconds=350, budget=Budget(130, 130)),
     # One process, so that the ring is imported once.
-    Job("unit", "unit", seconds=500, budget=Budget(115, 250)),
-    Job("lint", "lint", module="deploy.testing.lint", seconds=110, budget=Budget(50, 70)),
+    Job("unit", "unit", seconds=430, budget=Budget(115, 135)),
+    Job("lint", "lint", module="deploy.testing.lint", seconds=80, budget=Budget(50, 50)),
 )
 TEMPEST = Job("tempest", "tempest", module="tests.tempest")
 CLIENTS = Job("clients", "clients", module="tests.clients")

@@ -63,6 +63,10 @@ def run(
     return result
 
 
+#: Seconds in which a network agent applies a change, also while it starts on a busy machine.
+ACKNOWLEDGE_SECONDS = 60
+
+
 def await_true(question: Callable[[], object], story: str, seconds: float = 10) -> None:
     """Wait until the question is true."""
     waiting.await_true(question, seconds, story, pause=0.01)
@@ -467,7 +471,7 @@ class Lab:
                     lambda name=name: (
                         self.service.acknowledged.get(name, {}).get("revision") == self.revision
                     ),
-                    10,
+                    ACKNOWLEDGE_SECONDS,
                 )
             assert is_acknowledged, (
                 f"{name} does not acknowledge {self.revision}: {machine.log()[-3000:]}"

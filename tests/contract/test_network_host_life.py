@@ -258,6 +258,8 @@ def test_network_host_part_full_apply_changes_no_device_route_or_rule(
         monkeypatch.setattr(kernel, "nft", record_replacement)
         assert host.apply() == {}
         assert host.apply(full=True) == {}
+        # The kernel first checks that no neighbour has the router's addresses.
+        await_true(lambda: "tentative" not in state(), "the addresses are usable")
         before = state()
         assert ends[1] in before and "10.6.0.1 via 10.0.0.5" in before
         assert host.apply(full=True) == {}
