@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import platform
 import shutil
+import stat
 import subprocess
 from ipaddress import IPv4Network
 from pathlib import Path
@@ -47,6 +48,7 @@ def check(cloud: Cloud) -> str:
     check_machine(os.geteuid())
     check_settings(cloud)
     check_broker(cloud)
+    check_home(cloud)
     check_space(cloud)
     running = find_supervisor(cloud) is not None
     if not running:
@@ -103,13 +105,11 @@ def check_broker(cloud: Cloud) -> None:
         )
 
 
-def check_space(cloud: Cloud) -> None:
-    """Check the length of the cloud's home, the free disk space and the available memory.
-
-    The memory is not checked while the cloud runs.
+def check_home(cloud: Cloud) -> None:
+    """Check the length of the path of the cloud's home, and the rights of the folders above.
 
     Raises:
-        Failure: The path is too long, or disk space or memory is short.
+        Failure: The path is too long for sockets, or only the owner may enter a folder above.
     """
     if len(str(cloud.home)) > LONGEST_HOME:
         raise Failure(
@@ -117,6 +117,25 @@ def check_space(cloud: Cloud) -> None:
             f"{LONGEST_HOME}.",
             "Set KILONOVA_HOME to a shorter path.",
         )
+    if not cloud.has_guests and cloud.broker_url is not None:
+        return
+    for folder in cloud.home.parents:
+        if folder.exists() and not folder.stat().st_mode & stat.S_IXOTH:
+            raise Failure(
+                f"RabbitMQ and guests run as users of their own, which cannot enter {folder} on the way to "
+                f"{cloud.home}.",
+                "Set KILONOVA_HOME to another folder, for example below /var/lib.",
+            )
+
+
+def check_space(cloud: Cloud) -> None:
+    """Check the free disk space and the available memory.
+
+    The memory is not checked while the cloud runs.
+
+    Raises:
+        Failure: Disk space or memory is short.
+    """
     existing_folder = next(
         folder for folder in (cloud.home, *cloud.home.parents) if folder.exists()
     )

@@ -10,6 +10,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -48,7 +49,17 @@ def test_preflight_refuses_taken_port_and_names_its_service(cloud: Cloud) -> Non
 
 def test_preflight_refuses_home_path_too_long_for_sockets(tmp_path: Path) -> None:
     with pytest.raises(Failure, match="sockets in this folder allow"):
-        preflight.check_space(Cloud(tmp_path / ("x" * 60)))
+        preflight.check_home(Cloud(tmp_path / ("x" * 60)))
+
+
+def test_preflight_refuses_home_below_folder_that_other_users_cannot_enter() -> None:
+    with tempfile.TemporaryDirectory(prefix="kn-", dir="/tmp") as private:
+        cloud = Cloud(Path(private) / "home")
+        with pytest.raises(Failure, match=f"cannot enter {private} on the way to {private}/home"):
+            preflight.check_home(cloud)
+        preflight.check_home(replace(cloud, broker_url="rabbit://u:p@broker/", driver="memory"))
+        Path(private).chmod(0o711)
+        preflight.check_home(cloud)
 
 
 def test_preflight_requires_root() -> None:
