@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
@@ -62,8 +62,12 @@ class Certificates:
         return is_whole and bool(join_checks.certificate(own, own, str(self.ca), self._address))
 
     def _write(self) -> None:
-        make = (self._make_key, self._make_authority, lambda: self.issue(self._address))
-        for name, function in zip(FILES, make, strict=True):
+        functions: tuple[Callable[[], str], ...] = (
+            self._make_key,
+            self._make_authority,
+            lambda: self.issue(self._address),
+        )
+        for name, function in zip(FILES, functions, strict=True):
             if not (self._folder / name).exists():
                 text = self._texts[name] if self._texts else function()
                 self._machine.write(self._folder / name, text, 0o640, group="kilonova")
