@@ -177,8 +177,10 @@ class NoStore(Unavailable):
 class TooSlow(NoStore):
     """The database ended a statement that reached [database] statement_timeout."""
 
-    def __init__(self) -> None:
-        super().__init__("The database ended a statement of this request at its time limit.")
+    def __init__(
+        self, text: str = "The database ended a statement of this request at its time limit."
+    ) -> None:
+        super().__init__(text)
 
 
 class WrongSchema(NoStore):
