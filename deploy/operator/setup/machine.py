@@ -94,6 +94,8 @@ class Machine:
                 timeout=RUN_SECONDS,
                 check=False,
                 cwd="/",
+                # Other users read files of these programs, for example RabbitMQ's list of plugins.
+                umask=0o022,
                 env={**os.environ, "LC_ALL": "C.UTF-8", **(environment or {})},
             )
         except (OSError, subprocess.TimeoutExpired) as problem:

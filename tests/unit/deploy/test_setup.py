@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import re
 import sys
 from collections.abc import Iterator
@@ -28,6 +29,7 @@ from deploy.operator.setup import bundle, live_migration, plan, services
 from deploy.operator.setup.configuration import PACKAGED, read_present
 from deploy.operator.setup.controller import set_up_another, set_up_first
 from deploy.operator.setup.keystone_client import KeystoneClient, read_admin
+from deploy.operator.setup.machine import Machine
 from deploy.operator.setup.plan import Step
 from deploy.packages import ROOT
 from tests.install.documentation import commands
@@ -507,3 +509,13 @@ def test_setup_live_migration_needs_joined_host(machine: FakeMachine) -> None:
     (machine.etc / "kilonova/agent.conf").write_text("[DEFAULT]\nhost = node1\n")
     with pytest.raises(ConfigError, match="First run: kilonova join TOKEN"):
         live_migration.set_up(machine, yes=True)
+
+
+def test_machine_runs_programs_whose_files_other_users_may_read() -> None:
+    """The command itself has umask 077. With it, RabbitMQ could not read its list of plugins."""
+    before = os.umask(0o077)
+    try:
+        result = Machine().run(sys.executable, "-c", "import os; print(oct(os.umask(0)))")
+    finally:
+        os.umask(before)
+    assert result.output == "0o22"
