@@ -15,6 +15,7 @@ from common.store.engine import Store, insert_many
 from common.store.servers import servers
 from common.store.servers.servers import ServerFilters
 from tests.contract.test_plans import AGO
+from tests.years import Asked
 
 SMALL, LARGE, WANTED = 500, 2000, 20
 RESERVATION = "r-abcd1234"
@@ -55,7 +56,7 @@ def fill(store: Store, first: int, last: int) -> None:
         tx.exec_driver_sql(analyze.get(store.dialect_name, "SELECT 1"))
 
 
-def count_steps(tx: sa.Connection, work: Callable[[sa.Connection], Any]) -> int:
+def count_steps(store: Store, tx: sa.Connection, work: Callable[[sa.Connection], Any]) -> int:
     """Return the rows that MariaDB or PostgreSQL reads, or the hundreds of steps of SQLite."""
     if tx.dialect.name == "mysql":
         tx.exec_driver_sql("FLUSH STATUS")
@@ -69,11 +70,8 @@ def count_steps(tx: sa.Connection, work: Callable[[sa.Connection], Any]) -> int:
         work(tx)
         connection.set_progress_handler(None, 0)
         return len(calls)
-    statements: list[tuple[str, Any]] = []
-    with_statement = lambda *event: statements.append((event[2], event[3]))  # noqa: E731
-    sa.event.listen(tx, "before_cursor_execute", with_statement)
-    work(tx)
-    sa.event.remove(tx, "before_cursor_execute", with_statement)
+    with Asked(store) as statements:
+        work(tx)
     return sum(
         _count_rows(
             tx.exec_driver_sql(f"EXPLAIN (ANALYZE, FORMAT JSON) {text}", values).scalar_one()
@@ -97,7 +95,7 @@ def measure(store: Store, filters: ServerFilters) -> tuple[int, int]:
     """Return the number of listed servers, and the steps of the database."""
     lists: list[int] = []
     with store.engine.connect() as tx:
-        steps = count_steps(tx, lambda tx: lists.append(len(servers.page(tx, filters))))
+        steps = count_steps(store, tx, lambda tx: lists.append(len(servers.page(tx, filters))))
         tx.rollback()
     return lists[0], steps
 

@@ -34,7 +34,7 @@ from tests.install.machines import Machine, machine
 from tests.waiting import await_true
 
 START_SECONDS = 300
-#: Run a command, and kill it in the fifth step of its plan.
+#: Run a command, wait until the command prints "step 5" or ends, kill it, and show the output.
 KILLED = """{} > output &
 while kill -0 $! && ! grep -q '^step 5' output; do sleep 0.2; done
 kill -KILL $!

@@ -39,7 +39,7 @@ MODULES = (
     "oslo_messaging._drivers.impl_rabbit",
 )
 _PAUSE_SECONDS = 0.02
-#: File or folder -> time of its last change before the load, in ns.
+#: File or folder -> time of its last change when the modules were loaded, in ns.
 _loaded: dict[str, int] = {}
 
 

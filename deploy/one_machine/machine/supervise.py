@@ -236,8 +236,6 @@ def run_program(program: Program) -> None:
     with open(os.devnull, "rb") as nothing, open(program.log, "ab") as out:
         for number, file in enumerate((nothing, out, out)):
             os.dup2(file.fileno(), number)
-    # As with PYTHONUNBUFFERED.
-    sys.stdout.reconfigure(write_through=True)  # type: ignore[union-attr]
     os.chdir(program.cwd)
     os.environ.clear()
     os.environ.update(program.env)

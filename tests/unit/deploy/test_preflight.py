@@ -52,7 +52,7 @@ def test_preflight_refuses_home_path_too_long_for_sockets(tmp_path: Path) -> Non
         preflight.check_home(Cloud(tmp_path / ("x" * 60)))
 
 
-def test_preflight_refuses_home_below_folder_that_other_users_cannot_enter() -> None:
+def test_preflight_refuses_home_below_private_folder() -> None:
     with tempfile.TemporaryDirectory(prefix="kn-", dir="/tmp") as private:
         cloud = Cloud(Path(private) / "home")
         with pytest.raises(Failure, match=f"cannot enter {private} on the way to {private}/home"):

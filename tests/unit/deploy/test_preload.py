@@ -35,7 +35,8 @@ def cloud(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cloud]:
     supervise.write(new_cloud.run, [])
     command = [sys.executable, "-m", "deploy.one_machine.machine.supervise", str(new_cloud.run)]
     with new_cloud.log("supervise").open("wb") as log:
-        process = subprocess.Popen([*command, "--preload"], cwd=ROOT, stdout=log)
+        environment = {**os.environ, "PYTHONUNBUFFERED": "1"}  # as of ``make_environment``
+        process = subprocess.Popen([*command, "--preload"], cwd=ROOT, stdout=log, env=environment)
     await_true(lambda: find_supervisor(new_cloud))
     yield new_cloud
     process.terminate()
@@ -73,7 +74,7 @@ def test_fork_has_environment_arguments_folder_and_title_of_program(cloud: Cloud
     }
 
 
-def test_fork_is_started_again_after_kill_and_stopped_on_request(cloud: Cloud) -> None:
+def test_supervisor_restarts_killed_fork_and_stops_it_on_request(cloud: Cloud) -> None:
     start(cloud, "killed", Entry(MODULE, ["stay"]))
     old = process_control.kill(cloud, "killed")
     await_true(lambda: find_process(cloud, "killed") not in (None, old))
@@ -81,7 +82,7 @@ def test_fork_is_started_again_after_kill_and_stopped_on_request(cloud: Cloud) -
     process_control.stop(cloud, "killed")
 
 
-def test_fork_that_ends_is_started_again_with_its_status_logged(cloud: Cloud) -> None:
+def test_supervisor_restarts_ended_fork_and_logs_status(cloud: Cloud) -> None:
     start(cloud, "short", Entry(MODULE))
     await_true(lambda: len(read_facts(cloud, "short")) >= 2)
     assert "short ended with 3 and restarts in 0.2 s" in cloud.log("supervise").read_text()
@@ -118,7 +119,7 @@ def test_modules_start_no_thread_and_load_every_program_but_scheduler() -> None:
     assert process.stdout == "1 False True\n"
 
 
-def test_every_entry_has_a_module_that_is_loaded(tmp_path: Path) -> None:
+def test_modules_of_all_entries_exist_and_are_loaded_except_rare_ones(tmp_path: Path) -> None:
     cloud = Cloud(
         tmp_path,
         hosts=("one", "two"),

@@ -312,7 +312,7 @@ def test_plan_reports_step_without_result() -> None:
         plan.carry_out([Step("a", lambda: False, lambda: None)], yes=True)
 
 
-def test_install_page_begins_with_ten_commands_that_the_parser_accepts() -> None:
+def test_install_page_short_way_has_ten_valid_commands() -> None:
     page = ROOT / "docs/install.md"
     lines = re.sub(r"\\\n *", "", commands(page, "The short way")).splitlines()
     assert len(lines) == 10
@@ -511,7 +511,7 @@ def test_setup_live_migration_needs_joined_host(machine: FakeMachine) -> None:
         live_migration.set_up(machine, yes=True)
 
 
-def test_machine_runs_programs_whose_files_other_users_may_read() -> None:
+def test_machine_run_uses_umask_022_in_process_with_umask_077() -> None:
     """The command itself has umask 077. With it, RabbitMQ could not read its list of plugins."""
     before = os.umask(0o077)
     try:

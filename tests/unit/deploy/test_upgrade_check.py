@@ -87,7 +87,7 @@ def test_check_names_services_of_other_versions(
     assert found == status and text in output
 
 
-def test_upgrade_check_lists_services_that_are_down(
+def test_upgrade_check_lists_down_services(
     conf: Path, store: Store, capsys: pytest.CaptureFixture[str]
 ) -> None:
     store.write(lambda tx: tx.execute(sa.update(schema.heartbeats).values(up=False)))
