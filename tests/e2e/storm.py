@@ -65,12 +65,19 @@ class Client:
     over: threading.Event
     created: dict[str, tuple[float, float]] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        # The SDK does not repeat requests, so its requests end before the storm begins.
+        self._image, self._flavor = self.live.image("empty"), self.live.flavor()
+
     def work(self) -> None:
-        rest, image, flavor = self.live.rest(), self.live.image("empty"), self.live.flavor()
+        rest = self.live.rest()
         while not self.over.is_set():
             requested_at = time.monotonic()
             server = rest.create(
-                image=image, flavor=flavor, name=f"storm-{uuid.uuid4().hex[:8]}", seconds=PATIENCE
+                image=self._image,
+                flavor=self._flavor,
+                name=f"storm-{uuid.uuid4().hex[:8]}",
+                seconds=PATIENCE,
             )
             self.created[server] = requested_at, math.inf
             rest.await_status(server, "ACTIVE", PATIENCE)
