@@ -27,8 +27,8 @@ from common.domain.json_types import JsonObject
 from common.domain.models import Access, Command, HostInventory, ImageRef, Result
 from common.rpc import agent as agent_rpc
 from common.rpc import conductor as conductor_rpc
-from common.rpc.broker import look_in, opener
-from common.rpc.host_credentials import HostCertificatesClient
+from common.rpc.broker import look_in
+from common.rpc.host_credentials import HostCertificatesClient, HostSecretsClient
 from common.rpc.host_link import HostSide
 from common.security import tls
 from common.security.host_keys import OwnKeys
@@ -38,6 +38,7 @@ from common.service.metrics import COMMAND_SECONDS, COMMANDS, EXCHANGE_SECONDS, 
 from compute_agent import assembly, certificate, verbs
 from compute_agent.consoles.consoles import Consoles
 from compute_agent.fencing import Fencing, power_off
+from compute_agent.host_secrets import KeyFile, LiveKeys, SecretsKeeper
 from compute_agent.image_access import ImageGatewayAccess
 from compute_agent.journal import Journal
 from compute_agent.prefetch import Prefetch
@@ -73,6 +74,8 @@ class AgentProcess:
         monitor: Source of CPU metrics, or None if none are reported.
         peer: Opens a guest's files at another host.
         facts: Returns further facts for the inventory.
+        compare_secrets: Called with the digest of the host's secrets in each answer of conductors.
+            Returns True if ``facts`` has changed.
     """
 
     def __init__(
@@ -87,6 +90,7 @@ class AgentProcess:
         monitor: machine.Monitor | None = None,
         peer: verbs.PeerOpener = verbs.no_peer,
         facts: Callable[[], JsonObject] = dict,
+        compare_secrets: Callable[[str], bool] = lambda digest: False,
     ) -> None:
         self._agent, self._journal, self._driver, self._conductor = (
             agent,
@@ -95,7 +99,7 @@ class AgentProcess:
             conductor,
         )
         self._images, self._ratios, self._monitor = images, ratios or {}, monitor
-        self._peer, self._facts = peer, facts
+        self._peer, self._facts, self._compare_secrets = peer, facts, compare_secrets
         self._queries = HostQueries(driver, consoles)
         self._prefetch = Prefetch(
             driver, lambda access, image: images.download(access, image), self._record_prefetch
@@ -356,7 +360,9 @@ class AgentProcess:
             self._agent.record_heartbeat_answer(answer)
         if answer is None:
             self._no_heartbeat_before = time.monotonic() + HEARTBEAT_PAUSE_SECONDS
-        return answer is not None and answer.nothing
+            return False
+        self._note_secrets(answer.secrets)
+        return answer.nothing
 
     def _read_host(self) -> None:
         """Read domains, inventory, metrics and the servers with files alone, and record them."""
@@ -412,6 +418,13 @@ class AgentProcess:
             self._work.notify_all()
             if answer.session == 0 or self._agent.has_news():
                 self._exchange_now.set()
+        self._note_secrets(answer.secrets)
+
+    def _note_secrets(self, digest: str) -> None:
+        """Renew the host's secrets if necessary, and report that at once."""
+        if self._compare_secrets(digest):
+            self._read_host()
+            self._exchange_now.set()
 
     def _metrics(self) -> dict[str, float] | None:
         return self._monitor.read() if self._monitor else None
@@ -506,19 +519,19 @@ def _key_file(conf: cfg.ConfigOpts) -> Path:
     return Path(conf.agent.key_file or f"{conf.state_dir}/host.key")
 
 
-def _keys(conf: cfg.ConfigOpts) -> OwnKeys:
+def _keys(conf: cfg.ConfigOpts) -> LiveKeys:
     """Return the keys of this host, or end the process if they cannot be read.
 
     Why: without them no conductor accepts the agent's messages.
     """
     try:
-        return OwnKeys.read(_key_file(conf), conf.host)
+        return LiveKeys(OwnKeys.read(_key_file(conf), conf.host), Clock())
     except ValueError as problem:
         service.refuse("agent", problem)
 
 
-def _facts(conf: cfg.ConfigOpts, more: JsonObject) -> JsonObject:
-    return more | certificate.facts(conf)
+def _facts(conf: cfg.ConfigOpts, more: JsonObject, secrets: SecretsKeeper) -> JsonObject:
+    return more | certificate.facts(conf) | secrets.facts()
 
 
 def open_up(conf: cfg.ConfigOpts) -> Callable[[], None]:
@@ -536,12 +549,14 @@ def open_up(conf: cfg.ConfigOpts) -> Callable[[], None]:
     process_lock = service.only_one(conf.state_dir, "agent")
     driver = assembly.make_driver(conf)
     journal = Journal(Path(conf.state_dir) / "agent.db")
-    keys = _keys(conf)
+    keys, key_file = _keys(conf), KeyFile(_key_file(conf), conf)
     # If the broker is unreachable, the link connects later.
     with suppress(errors.Unavailable):
-        where = f"transport_url in {_key_file(conf)}" if keys.transport_url else "transport_url"
-        look_in(conf, keys.transport_url or None, where)
-    link = HostSide(opener(conf, keys.transport_url or None), keys, conf.host)
+        url = keys.own.transport_url or None
+        where = f"transport_url in {key_file.path}" if url else "transport_url"
+        look_in(conf, url, where, keys.own.other_passwords)
+    link = HostSide(key_file.connect(keys.own), keys, conf.host)
+    secrets = SecretsKeeper(key_file, keys, HostSecretsClient(link), link.change_broker, Clock())
     agent = Agent(
         conf.host,
         journal,
@@ -572,7 +587,8 @@ def open_up(conf: cfg.ConfigOpts) -> Callable[[], None]:
         ratios,
         monitor,
         peer,
-        partial(_facts, conf, {"transfer": transfer.start()}),
+        partial(_facts, conf, {"transfer": transfer.start()}, secrets),
+        secrets.compare,
     )
     keeper = certificate.keeper(conf, HostCertificatesClient(link))
     LEASED.track(lambda: float(agent.has_lease()))

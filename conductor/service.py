@@ -67,6 +67,7 @@ from conductor.gauges import DatabaseGauges
 from conductor.hosts import automatic_evacuation, fencing_hook, host_credentials, prefetch
 from conductor.hosts.automatic_evacuation import EvacuationPolicy
 from conductor.hosts.host_actions import HostActions
+from conductor.hosts.host_credentials import HostSecretsSource
 from conductor.hosts.sync_cookies import SyncCookies
 from conductor.notifications import notices as notifications
 from conductor.notifications.notification_sender import NotificationSender
@@ -223,8 +224,9 @@ class Conductor:
         cookies: SyncCookies,
         notifications: NotificationSender | None = None,
         refusals: Refusals | None = None,
+        secrets: HostSecretsSource | None = None,
     ) -> None:
-        self._refusals = refusals
+        self._refusals, self._secrets = refusals, secrets
         self.engine, self._messages, self._cookies, self._notifications = (
             engine,
             messages,
@@ -266,11 +268,14 @@ class Conductor:
             request.host, request.session or self._session(request.host), request.cookie
         ):
             return SyncAnswer(
-                0, cookie=self._cookies.cookie(request.host, self._session(request.host))
+                0,
+                cookie=self._cookies.cookie(request.host, self._session(request.host)),
+                secrets=self._digest(request.host),
             ), None
         answer, access = self._sync(request)
         session = answer.session or self._session(request.host)
-        return replace(answer, cookie=self._cookies.cookie(request.host, session)), access
+        cookie = self._cookies.cookie(request.host, session)
+        return replace(answer, cookie=cookie, secrets=self._digest(request.host)), access
 
     def _session(self, host: str) -> int:
         """Return the current session of a host, 0 without one."""
@@ -298,7 +303,15 @@ class Conductor:
         is_idle = is_fresh and self.engine.heartbeats.answer(beat)
         if is_idle:
             self._hear(beat.host)
-        return HeartbeatAnswer(is_idle, self._cookies.cookie(beat.host, beat.session))
+        cookie = self._cookies.cookie(beat.host, beat.session)
+        return HeartbeatAnswer(is_idle, cookie, self._digest(beat.host))
+
+    def _digest(self, host: str) -> str:
+        """Return the digest of the host's secrets, or "" if the database does not answer."""
+        try:
+            return self._secrets.digest(host) if self._secrets else ""
+        except errors.Unavailable:
+            return ""
 
     def _hear(self, host: str) -> None:
         with self._lock:
@@ -557,6 +570,7 @@ def open_up(conf: cfg.ConfigOpts) -> Callable[[], None]:
     keys = host_keys.of_all(store, conf)
     signer = host_credentials.signer(conf)
     joins = host_credentials.HostJoins(store, keys, signer)
+    secrets = HostSecretsSource(keys, conf.host_keys.broker_addresses)
     transport, link = Transport(conf), ControlSide(opener(conf), keys)
     identity, calls = IdentityClient(conf), CallPools(conf.network.calls)
     messages = Messages(
@@ -592,9 +606,16 @@ def open_up(conf: cfg.ConfigOpts) -> Callable[[], None]:
         SyncCookies(conf.host_keys.command_secret),
         _notification_sender(conf, engine) if settings else None,
         link.refusals,
+        secrets,
     )
     conductor_rpc.serve(transport, owner, conductor)
-    conductor_rpc.listen(link, conductor, joins, host_credentials.HostCertificates(signer))
+    conductor_rpc.listen(
+        link,
+        conductor,
+        joins,
+        host_credentials.HostCertificates(signer),
+        secrets,
+    )
     threads = conductor.start(
         conductor_rpc.ConductorWakeup(transport, server=owner, method="loop_back")
     )

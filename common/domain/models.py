@@ -469,6 +469,8 @@ class HeartbeatAnswer:
     nothing: bool
     #: As in ``SyncAnswer``.
     cookie: str = ""
+    #: As in ``SyncAnswer``.
+    secrets: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -490,6 +492,9 @@ class SyncAnswer:
     stop: list[str] = field(default_factory=list)
     #: The cookie for the next message of the host, valid for 90 to 120 seconds.
     cookie: str = ""
+    #: The digest of the host's secrets today (``HostSecrets.digest``). A host with another digest
+    #: fetches the secrets. Empty: unknown.
+    secrets: str = ""
 
 
 @dataclass(frozen=True, slots=True)

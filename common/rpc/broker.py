@@ -37,6 +37,8 @@ HEARTBEAT_SECONDS = 15
 #: Time limit for a reply of the broker to kombu, for example to the declaration of a queue. With
 #: one node the limit is long, because another connection would be to the same node.
 REPLY_SECONDS, LONG_REPLY_SECONDS = 5.0, 60.0
+#: A reply code of AMQP.
+ACCESS_REFUSED = 403
 #: Defaults for both stacks. An operator's file overrides them. The database remembers all work, so
 #: retries are quick. With the two heartbeat options oslo.messaging wakes up once a second
 #: (threshold / rate / 2), so a process stops promptly. For the same reason an answer to a caller
@@ -86,7 +88,7 @@ class BrokerTransport(AmqpTransport):
         if client.ssl:
             client.ssl = {**client.ssl, "server_hostname": name}
         try:
-            connection = super().establish_connection()  # type: ignore[no-untyped-call]
+            connection = self._log_in(client.transport_options.get("other_passwords", ()))
         except Exception:
             CONNECTIONS.add("failed")
             raise
@@ -99,11 +101,23 @@ class BrokerTransport(AmqpTransport):
         CONNECTIONS.add("opened")
         return connection
 
+    def _log_in(self, other_passwords: Sequence[str]) -> Connection:
+        """Open the connection with the first password that the broker accepts."""
+        client: Any = self.client
+        for password in other_passwords:
+            try:
+                return super().establish_connection()  # type: ignore[no-untyped-call]
+            except BROKEN as problem:
+                if getattr(problem, "reply_code", None) != ACCESS_REFUSED:
+                    raise
+                client.password = password
+        return super().establish_connection()  # type: ignore[no-untyped-call]
+
 
 TRANSPORT_ALIASES["amqp"] = f"{__name__}:{BrokerTransport.__name__}"
 
 
-@dataclass(frozen=True)
+@dataclass
 class Connect:
     """Creates connections to one broker, which may be a cluster of several nodes.
 
@@ -114,12 +128,18 @@ class Connect:
         files: The TLS options of amqp. Empty without TLS.
         heartbeat: Seconds between heartbeats.
         retry_seconds: The pause before a broken connection is opened again.
+        other_passwords: Passwords for a node that refuses the password in its URL.
     """
 
     urls: Sequence[str] = field(repr=False)
     files: JsonObject
     heartbeat: float
     retry_seconds: float
+    other_passwords: Sequence[str] = field(default=(), repr=False)
+
+    def become(self, other: Connect) -> None:
+        """Use the nodes and passwords of another object for all further connections."""
+        self.urls, self.other_passwords = other.urls, other.other_passwords
 
     @property
     def has_nodes(self) -> bool:
@@ -153,15 +173,23 @@ class Connect:
                 "interval_start": 0,
                 "interval_step": 0,
                 "connect_retries_timeout": None,
+                "other_passwords": self.other_passwords,
                 **options,
             },
         )
 
 
-def opener(conf: cfg.ConfigOpts, url: str | None = None) -> Connect:
+def opener(
+    conf: cfg.ConfigOpts, url: str | None = None, other_passwords: Sequence[str] = ()
+) -> Connect:
     """Return a ``Connect`` for the configured broker, or for the broker at ``url``.
 
     Defaults in ``conf`` are set as by ``configure``. No connection is opened yet.
+
+    Args:
+        conf: The configuration.
+        url: The broker's URL. None: the configured broker.
+        other_passwords: As in ``Connect``.
 
     Raises:
         ConfigError: ``configure`` refuses the configuration, or the URL is malformed.
@@ -177,6 +205,7 @@ def opener(conf: cfg.ConfigOpts, url: str | None = None) -> Connect:
         _tls_files(options),
         min(options.heartbeat_timeout_threshold, HEARTBEAT_SECONDS),
         options.rabbit_retry_interval,
+        other_passwords,
     )
 
 
@@ -197,20 +226,26 @@ def require_answer(connect: Callable[..., Connection]) -> None:
         ) from problem
 
 
-def look_in(conf: cfg.ConfigOpts, url: str | None = None, option: str = "transport_url") -> None:
+def look_in(
+    conf: cfg.ConfigOpts,
+    url: str | None = None,
+    option: str = "transport_url",
+    other_passwords: Sequence[str] = (),
+) -> None:
     """Check that the broker accepts a connection.
 
     Args:
         conf: The configuration.
         url: The broker's URL. None: the configured broker.
         option: The name of the option that has the URL, for the texts of errors.
+        other_passwords: As in ``Connect``.
 
     Raises:
         ConfigError: The broker refuses the name, the password or the virtual host, or ``configure``
             refuses the configuration, or the URL is malformed.
         Unavailable: The broker does not answer, or the URL names no broker.
     """
-    connect = opener(conf, url)
+    connect = opener(conf, url, other_passwords)
     if not address_of(conf, url).hosts:
         raise errors.Unavailable(
             f"{option} names no broker: set [DEFAULT] transport_url, like "
@@ -244,7 +279,7 @@ def _refusal(problem: BaseException | None) -> BaseException | None:
     Returns:
         The exception with this reply code of AMQP, or None if there is no such exception.
     """
-    while problem is not None and getattr(problem, "reply_code", None) not in (403, 530):
+    while problem is not None and getattr(problem, "reply_code", None) not in (ACCESS_REFUSED, 530):
         problem = problem.__cause__ or problem.__context__
     return problem
 

@@ -19,7 +19,7 @@ from typing import Any
 from kombu import exceptions
 from kombu.transport.pyamqp import Transport as AmqpTransport
 
-from common.rpc.broker import BROKEN, LOST_MESSAGES, Channel, Connect, Connection
+from common.rpc.broker import ACCESS_REFUSED, BROKEN, LOST_MESSAGES, Channel, Connect, Connection
 from common.rpc.silent_names import SilentNames
 from common.service.log import get_logger
 
@@ -28,8 +28,6 @@ log = get_logger(__name__)
 SEND_SECONDS = 2.0
 #: How long a sender leaves out a key about which the broker did not answer.
 LEFT_OUT_SECONDS = 15.0
-#: A reply code of AMQP.
-ACCESS_REFUSED = 403
 #: Maximum seconds between two checks of a connection's heartbeats.
 IDLE = 1.0
 #: Processes a message: its body, and its routing key.
@@ -245,13 +243,8 @@ class Sender:
     def __init__(self, connect: Connect, confirms: bool = False) -> None:
         self._connect = connect
         self._confirms, self._retry_seconds = confirms, connect.retry_seconds
-        self._connection = connect(
-            heartbeat=0,
-            confirm_publish=confirms,
-            read_timeout=SEND_SECONDS,
-            write_timeout=SEND_SECONDS,
-        )
-        self._producer = self._connection.Producer(on_return=self._note_return)
+        self._turn = -1
+        self._connect_anew()
         self._lock, self._is_returned = threading.Lock(), False
         self._silent = SilentNames(connect.has_nodes, LEFT_OUT_SECONDS)
         self._moves = threading.Event()
@@ -329,7 +322,10 @@ class Sender:
         self._run("a check of the node", request_reply)
 
     def move(self) -> None:
-        """Let the next message go to another node of the broker. Do not wait for it."""
+        """Let the next message go over a new connection, to another node if there are several.
+
+        Do not wait for it.
+        """
         self._moves.set()
 
     def run(self, what: str, work: Callable[[Connection], None]) -> bool:
@@ -378,7 +374,8 @@ class Sender:
                 return False
             if self._moves.is_set():
                 self._moves.clear()
-                self._leave_node()
+                self._connection.collect(socket_timeout=1)
+                self._connect_anew()
             try:
                 ensured = self._connection.ensure(
                     self._producer, attempt, max_retries=1, interval_start=0
@@ -400,6 +397,18 @@ class Sender:
         except BROKEN:
             return False
         return True
+
+    def _connect_anew(self) -> None:
+        """Create the connection, which begins with another node than the one before."""
+        self._turn += 1
+        self._connection = self._connect(
+            heartbeat=0,
+            turn=self._turn,
+            confirm_publish=self._confirms,
+            read_timeout=SEND_SECONDS,
+            write_timeout=SEND_SECONDS,
+        )
+        self._producer = self._connection.Producer(on_return=self._note_return)
 
     def _leave_node(self) -> None:
         self._connection.collect(socket_timeout=1)

@@ -92,6 +92,7 @@ def listen(
     conductor: ConductorApi,
     joins: host_credentials.HostJoinsApi | None = None,
     certificates: host_credentials.HostCertificatesApi | None = None,
+    secrets: host_credentials.HostSecretsApi | None = None,
 ) -> None:
     """Serve agents, and machines that join the cloud.
 
@@ -103,6 +104,7 @@ def listen(
         conductor: Processes reports and heartbeats.
         joins: Serves machines that join the cloud. None: joins are refused.
         certificates: Serves hosts whose certificate ends soon. None: renewals are refused.
+        secrets: Serves hosts that ask for their newest keys. None: such requests are refused.
     """
 
     def sync(host: str, request: dict[str, object]) -> dict[str, object]:
@@ -114,7 +116,8 @@ def listen(
 
     link.serve(
         {"sync": sync}
-        | (host_credentials.certificate_methods(certificates) if certificates else {}),
+        | (host_credentials.certificate_methods(certificates) if certificates else {})
+        | (host_credentials.secrets_methods(secrets) if secrets else {}),
         {"heartbeat": heartbeat},
         host_credentials.join_methods(joins) if joins else {},
     )

@@ -1,15 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Answers of conductors about credentials of hosts: token states, identities, certificates.
+"""Answers of conductors about credentials of hosts: token states, identities, certificates, keys.
 
 The requests of ``kilonova join`` are sealed with the key of the join token, which is valid for no
 other request. The request for the next certificate is sealed with the host's own key, and proved
 with the key of its present certificate. So neither a removed host nor a stolen key file gets a
-certificate.
+certificate. The answer with new keys is sealed for a fresh key pair of the host, so that the old
+keys open no recorded answer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -18,8 +21,11 @@ from common.domain.wire import from_wire, to_wire
 from common.rpc.host_link import HostSide, Method
 from common.security.broker_names import REPORTS
 from common.security.host_joins import Envelope
+from common.security.host_keys import AllKeys
 
 ANSWER_SECONDS = 10.0
+#: Shorter, because the agent sends no heartbeat meanwhile.
+SECRETS_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,3 +174,84 @@ class HostCertificatesClient:
         """
         content = {"certificate": certificate, "request": request, "proof": proof}
         return str(self._link.ask(REPORTS, "renew_certificate", content, ANSWER_SECONDS))
+
+
+@dataclass(frozen=True, slots=True)
+class HostSecrets:
+    """What a host must know today to talk to conductors."""
+
+    generation: int
+    #: Purpose -> keys in hexadecimal digits. The first key seals, and all open.
+    keys: Mapping[str, Sequence[str]] = field(repr=False)
+    #: Passwords that the host's user at the broker may have, the newest first.
+    passwords: Sequence[str] = field(repr=False)
+    #: The broker's nodes for hosts, each HOST or HOST:PORT. Empty: as the host knows them.
+    brokers: Sequence[str] = ()
+
+    def digest(self) -> str:
+        """Return a text that differs for other secrets, and reveals none."""
+        text = json.dumps(to_wire(self), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def secrets_of(keys: AllKeys, host: str, brokers: Sequence[str]) -> HostSecrets:
+    """Return the secrets of a host that follow from today's configuration and database.
+
+    Args:
+        keys: The keys of all hosts.
+        host: Name of the host.
+        brokers: [host_keys] broker_addresses.
+
+    Raises:
+        Unavailable: This process lacks a secret, the host has no key, or the database does not
+            answer.
+    """
+    own = keys.for_host(host)
+    return HostSecrets(
+        own.generation,
+        {purpose: [key, *own.others.get(purpose, ())] for purpose, key in own.secrets.items()},
+        keys.broker_passwords(host),
+        list(brokers),
+    )
+
+
+class HostSecretsApi(Protocol):
+    """The answer of a conductor to a host whose secrets are not today's."""
+
+    def fetch(self, host: str, public: str) -> JsonObject:
+        """Return the host's ``HostSecrets`` as JSON, sealed for ``public``.
+
+        Args:
+            host: Name of the host.
+            public: Public key of the host's ``Envelope``.
+
+        Raises:
+            BadRequest: ``public`` is not valid.
+            Unavailable: The conductor lacks a secret, or the database does not answer.
+        """
+
+
+def secrets_methods(secrets: HostSecretsApi) -> dict[str, Method]:
+    """Return the methods for ``ControlSide.serve`` that requests with a host's key may call."""
+    return {"fetch_secrets": secrets.fetch}
+
+
+class HostSecretsClient:
+    """Fetches a host's keys, and its passwords and addresses of the broker, from conductors."""
+
+    def __init__(self, link: HostSide) -> None:
+        self._link = link
+
+    def fetch(self) -> HostSecrets:
+        """Return the host's secrets of today.
+
+        Raises:
+            NoAnswer: No conductor answered in time, or the request could not be sent.
+            Unavailable: The conductor lacks a secret, or the database does not answer.
+            NotGenuine: The answer was not sealed for this host.
+        """
+        own = Envelope()
+        sealed: JsonObject = self._link.ask(
+            REPORTS, "fetch_secrets", {"public": own.public}, SECRETS_SECONDS
+        )
+        return from_wire(HostSecrets, own.open(sealed))

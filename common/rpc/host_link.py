@@ -34,8 +34,8 @@ from kombu.transport.pyamqp import Transport as AmqpTransport
 from common.domain import errors
 from common.domain.json_types import JsonObject, JsonValue
 from common.rpc import host_bounds, host_queues
-from common.rpc.broker import BROKEN, Channel, Connect, Connection
-from common.rpc.broker_client import ACCESS_REFUSED, Listener, Probe, Sender, Take
+from common.rpc.broker import ACCESS_REFUSED, BROKEN, Channel, Connect, Connection
+from common.rpc.broker_client import Listener, Probe, Sender, Take
 from common.rpc.door_watch import DoorWatch
 from common.rpc.host_bindings import HostBindings
 from common.rpc.host_messages import REMEMBERED, Header, Refusals, claimed_host, pack, unpack
@@ -328,6 +328,13 @@ class HostSide(_Side):
             raise
         self._silence.end()
         return answer
+
+    def change_broker(self, connect: Connect) -> None:
+        """Use the broker of another ``Connect`` from now on. Pending requests get no answer."""
+        self._connect.become(connect)
+        self._silent_names.has_nodes = connect.has_nodes
+        self._sender.move()
+        self._start_listener().reconnect()
 
     def _declare(self, channel: Channel) -> dict[str, Take]:
         """Request this host's queue from the conductors, and wait until the queue exists.

@@ -17,8 +17,8 @@ from collections.abc import Sequence
 
 from kombu.transport.pyamqp import Transport as AmqpTransport
 
-from common.rpc.broker import REPLY_SECONDS, Channel, Connection
-from common.rpc.broker_client import ACCESS_REFUSED, new_channel
+from common.rpc.broker import ACCESS_REFUSED, REPLY_SECONDS, Channel, Connection
+from common.rpc.broker_client import new_channel
 from common.rpc.silent_names import SilentNames
 from common.security.broker_names import (
     ANSWERS,

@@ -24,7 +24,7 @@ class SilentNames:
     """
 
     def __init__(self, has_nodes: bool = True, seconds: float = LEFT_OUT_SECONDS) -> None:
-        self._has_nodes, self._seconds = has_nodes, seconds
+        self.has_nodes, self._seconds = has_nodes, seconds
         self._since: dict[str, float] = {}
         self._refused_until = float("-inf")
 
@@ -55,7 +55,7 @@ class SilentNames:
         ``names`` are all names of one queue, and the first one is the best.
         """
         now = time.monotonic()
-        if not self._has_nodes:
+        if not self.has_nodes:
             return list(names)
         if now < self._refused_until:
             return [names[0]]

@@ -6,6 +6,9 @@ the host. Each is derived from a secret of the control plane, the host's name an
 generation. So conductors store no keys: they derive the keys of every host. A host stores its own.
 A new generation invalidates the old key. The database holds the valid generations
 (``common.store.hosts.host_keys``).
+
+While a secret is changed, there are two of it. Each key then has an old and a new form: the form of
+the first secret seals, and both open (docs/secrets.md).
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import json
 import os
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -26,6 +30,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from common.domain import errors
 from common.domain.clock import Clock
+from common.security import secret_lists
 
 _NONCE_BYTES = 12
 _NO_SECRET = "This process has no secret for keys of purpose {}; see [host_keys]."  # noqa: S105 - a message
@@ -55,12 +60,21 @@ class NotGenuine(Exception):
 
 @dataclass(frozen=True, slots=True)
 class HostKey:
-    """One key of one host. AES-256-GCM (NIST SP 800-38D) with random nonces."""
+    """One key of one host. AES-256-GCM (NIST SP 800-38D) with random nonces.
+
+    Attributes:
+        host: Name of the host.
+        generation: The generation of the host's keys.
+        purpose: What the key is valid for.
+        secret: The key that seals, and opens.
+        others: Further keys that only open, while a secret is changed.
+    """
 
     host: str
     generation: int
     purpose: Purpose
     secret: bytes = field(repr=False)
+    others: tuple[bytes, ...] = field(default=(), repr=False)
 
     def seal(self, plain: bytes, header: bytes) -> bytes:
         """Return a new nonce and the encrypted text, for ``open``.
@@ -76,10 +90,10 @@ class HostKey:
         Raises:
             NotGenuine: Key or header differ from those of ``seal``, or the text was changed.
         """
-        try:
-            return AESGCM(self.secret).decrypt(sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:], header)
-        except (InvalidTag, ValueError) as problem:
-            raise NotGenuine("the message was not made with this key, or was changed") from problem
+        for secret in (self.secret, *self.others):
+            with suppress(InvalidTag, ValueError):
+                return AESGCM(secret).decrypt(sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:], header)
+        raise NotGenuine("the message was not made with this key, or was changed")
 
 
 def mac(secret: str, *about: str | int) -> bytes:
@@ -87,9 +101,19 @@ def mac(secret: str, *about: str | int) -> bytes:
     return hmac.new(secret.encode(), json.dumps(about).encode(), hashlib.sha256).digest()
 
 
-def derive(secret: str, host: str, generation: int, purpose: Purpose) -> HostKey:
-    """Return the key of a host. Each process with the secret derives the same key."""
-    return HostKey(host, generation, purpose, mac(secret, "host key", host, generation, purpose))
+def derive(secrets: str, host: str, generation: int, purpose: Purpose) -> HostKey:
+    """Return the key of a host. Each process with the secrets derives the same key.
+
+    Args:
+        secrets: The secrets of the purpose, separated by commas. The key of the first one seals.
+        host: Name of the host.
+        generation: The generation of the host's keys.
+        purpose: What the key is for.
+    """
+    first, *others = (
+        mac(secret, "host key", host, generation, purpose) for secret in secret_lists.split(secrets)
+    )
+    return HostKey(host, generation, purpose, first, tuple(others))
 
 
 class Keys(Protocol):
@@ -124,12 +148,20 @@ class OwnKeys:
     Attributes:
         secrets: The key of each purpose, in hexadecimal digits.
         transport_url: URL of the broker with the host's own user. Empty: as configured.
+        others: Further keys of a purpose that only open, while a secret is changed.
+        other_passwords: Further passwords of the host's user at the broker, which the broker may
+            have instead of the password in ``transport_url``.
+        fetched: ``HostSecrets.digest`` of the conductors' answer from which these keys are. Empty:
+            the keys came in a file.
     """
 
     host: str
     generation: int
     secrets: Mapping[str, str] = field(repr=False)
     transport_url: str = field(default="", repr=False)
+    others: Mapping[str, tuple[str, ...]] = field(default_factory=dict, repr=False)
+    other_passwords: tuple[str, ...] = field(default=(), repr=False)
+    fetched: str = ""
 
     def newest(self, host: str, purpose: Purpose) -> HostKey:
         return self.find(host, self.generation, purpose)
@@ -142,22 +174,21 @@ class OwnKeys:
             )
         if purpose not in self.secrets:
             raise NotGenuine(f"this process has no key of purpose {purpose}")
-        return HostKey(host, generation, purpose, bytes.fromhex(self.secrets[purpose]))
+        others = tuple(bytes.fromhex(other) for other in self.others.get(purpose, ()))
+        return HostKey(host, generation, purpose, bytes.fromhex(self.secrets[purpose]), others)
 
     def text(self) -> str:
         """Return the content of the host's key file."""
-        return (
-            json.dumps(
-                {
-                    "host": self.host,
-                    "generation": self.generation,
-                    "keys": dict(self.secrets),
-                    "transport_url": self.transport_url,
-                },
-                indent=1,
-            )
-            + "\n"
-        )
+        content = {
+            "host": self.host,
+            "generation": self.generation,
+            "keys": dict(self.secrets),
+            "transport_url": self.transport_url,
+            "other_keys": {purpose: list(keys) for purpose, keys in self.others.items()},
+            "other_passwords": list(self.other_passwords),
+            "fetched": self.fetched,
+        }
+        return f"{json.dumps(content, indent=1)}\n"
 
     @classmethod
     def read(cls, path: Path, host: str) -> OwnKeys:
@@ -178,8 +209,12 @@ class OwnKeys:
                 int(content["generation"]),
                 {purpose: content["keys"][purpose] for purpose in OF_A_HOST},
                 content.get("transport_url", ""),
+                {purpose: tuple(keys) for purpose, keys in content.get("other_keys", {}).items()},
+                tuple(content.get("other_passwords", ())),
+                content.get("fetched", ""),
             )
-            assert all(len(bytes.fromhex(secret)) == 32 for secret in own.secrets.values())
+            keys = [*own.secrets.values(), *(key for keys in own.others.values() for key in keys)]
+            assert all(len(bytes.fromhex(key)) == 32 for key in keys)
         except FileNotFoundError as problem:
             raise ValueError(f"this host has no key file {path}: {remedy}") from problem
         except (OSError, ValueError, KeyError, TypeError, AssertionError) as problem:
@@ -207,8 +242,8 @@ class AllKeys:
     """The keys of all hosts, for a process of the control plane.
 
     Args:
-        secrets: The secret of each purpose that the process may use. The keys of purpose JOIN are
-            derived from the secret of COMMAND.
+        secrets: The secrets of each purpose that the process may use, separated by commas. The keys
+            of purpose JOIN are derived from the secrets of COMMAND.
         look: Reads the valid generations of all hosts from the database.
         clock: The clock.
         good_for: Seconds for which the result of ``look`` is cached.
@@ -221,7 +256,9 @@ class AllKeys:
         clock: Clock,
         good_for: float = GOOD_FOR_SECONDS,
     ) -> None:
-        self._secrets = {purpose: secret for purpose, secret in secrets.items() if secret}
+        self._secrets = {
+            purpose: text for purpose, text in secrets.items() if secret_lists.split(text)
+        }
         if Purpose.COMMAND in self._secrets:
             self._secrets[Purpose.JOIN] = self._secrets[Purpose.COMMAND]
         self._look, self._clock, self._good_for = look, clock, good_for
@@ -231,13 +268,13 @@ class AllKeys:
         self._lock = threading.Lock()
 
     def newest(self, host: str, purpose: Purpose) -> HostKey:
-        generations = self._generations(host)
+        generations = self.generations(host)
         if generations is None:
             raise errors.Unavailable(f"Host {host} has no key; run: kilonova host add {host}")
         return self._make(host, generations.newest, purpose)
 
     def find(self, host: str, generation: int, purpose: Purpose) -> HostKey:
-        valid = self._generations(host)
+        valid = self.generations(host)
         if valid is None:
             raise NotGenuine(f"host {host} has no valid key; run: kilonova host add {host}")
         if generation != valid.newest and not (
@@ -259,7 +296,7 @@ class AllKeys:
             self._read_at = self._clock.monotonic()
             return list(self._by_host)
 
-    def _generations(self, host: str) -> Generations | None:
+    def generations(self, host: str) -> Generations | None:
         """Return the valid generations of a host, from the cache or the database.
 
         Return None if the host has no key.
@@ -282,6 +319,11 @@ class AllKeys:
                 self._by_host = self._look()
                 self._read_at, self._retry_at = self._clock.monotonic(), moment
             return self._by_host.get(host)
+
+    @property
+    def has_all_purposes(self) -> bool:
+        """True if this process has the secrets of all keys of a host."""
+        return self._secrets.keys() >= set(OF_A_HOST)
 
     def _make(self, host: str, generation: int, purpose: Purpose) -> HostKey:
         key = self._keys.get((host, generation, purpose))
@@ -307,20 +349,50 @@ class AllKeys:
                 the database does not answer.
         """
         number = generation or self.newest(host, Purpose.COMMAND).generation
-        secrets = {
-            str(purpose): self._make(host, number, purpose).secret.hex() for purpose in OF_A_HOST
-        }
-        return OwnKeys(host, number, secrets, transport_url)
+        keys = {str(purpose): self._make(host, number, purpose) for purpose in OF_A_HOST}
+        return OwnKeys(
+            host,
+            number,
+            {purpose: key.secret.hex() for purpose, key in keys.items()},
+            transport_url,
+            {
+                purpose: tuple(other.hex() for other in key.others)
+                for purpose, key in keys.items()
+                if key.others
+            },
+        )
 
     def broker_password(self, host: str, generation: int) -> str:
         """Return the password of the host's user at the broker.
 
-        The password is derived from the secret, so the creator of the user and the sender of the
-        key file get the same one.
+        The password is derived from the first secret, so the creator of the user and the sender of
+        the key file get the same one.
 
         Raises:
             Unavailable: This process has no secret for the purpose COMMAND.
         """
+        return self._broker_passwords(host, generation)[0]
+
+    def broker_passwords(self, host: str) -> list[str]:
+        """Return the passwords that the host's user at the broker may have, the newest first.
+
+        Raises:
+            Unavailable: This process has no secret for the purpose COMMAND, the host has no key, or
+                the database does not answer.
+        """
+        newest = self.newest(host, Purpose.COMMAND).generation
+        valid = self.generations(host)
+        previous = [newest - 1] if valid and valid.accepts_previous else []
+        return [
+            password
+            for generation in (newest, *previous)
+            for password in self._broker_passwords(host, generation)
+        ]
+
+    def _broker_passwords(self, host: str, generation: int) -> list[str]:
         if Purpose.COMMAND not in self._secrets:
             raise errors.Unavailable(_NO_SECRET.format(Purpose.COMMAND))
-        return mac(self._secrets[Purpose.COMMAND], "broker password", host, generation).hex()[:48]
+        return [
+            mac(secret, "broker password", host, generation).hex()[:48]
+            for secret in secret_lists.split(self._secrets[Purpose.COMMAND])
+        ]

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from common.domain import errors
 from common.domain.json_types import JsonObject
+from common.security import secret_lists
 
 if TYPE_CHECKING:
     from cryptography.fernet import MultiFernet
@@ -36,7 +37,7 @@ class Vault:
     """
 
     def __init__(self, keys: str) -> None:
-        self._keys = [key.strip() for key in keys.split(",") if key.strip()]
+        self._keys = secret_lists.split(keys)
 
     def seal(self, secrets: JsonObject) -> str:
         """Return the secrets encrypted, for the action's row.
@@ -75,6 +76,26 @@ class Vault:
             self._decrypt(kept.removeprefix(SEALED)).decode() if kept.startswith(SEALED) else kept
         )
 
+    def renew(self, sealed: str) -> str:
+        """Return the text encrypted with the first key, unchanged if that key opens it.
+
+        Raises:
+            Unavailable: There is no key, or no key opens the text.
+        """
+        if Vault(self._keys[0] if self._keys else "")._opens(sealed):
+            return sealed
+        return str(self._box.encrypt(self._decrypt(sealed)).decode())
+
+    def renew_text(self, kept: str) -> str:
+        """Return the text of a column encrypted with the first key. See ``open_text``.
+
+        Raises:
+            Unavailable: There is no key, or no key opens the text.
+        """
+        if not kept.startswith(SEALED):
+            return self.seal_text(kept)
+        return f"{SEALED}{self.renew(kept.removeprefix(SEALED))}"
+
     def derive(self, purpose: str) -> str:
         """Return 64 hexadecimal digits that follow from the first key and the purpose.
 
@@ -97,6 +118,15 @@ class Vault:
             hmac.new(key.encode(), purpose.encode(), hashlib.sha256).hexdigest()
             for key in self._keys
         ]
+
+    def _opens(self, sealed: str) -> bool:
+        from cryptography.fernet import InvalidToken
+
+        try:
+            self._box.decrypt(sealed.encode())
+        except InvalidToken:
+            return False
+        return True
 
     def _decrypt(self, sealed: str) -> bytes:
         from cryptography.fernet import InvalidToken

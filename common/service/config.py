@@ -210,11 +210,17 @@ OPTIONS: dict[str, Sequence[cfg.Opt]] = {
     "host_keys": (
         cfg.StrOpt("command_secret", default="", secret=True,
                    help="Secret from which the keys for commands and reports are derived. Any long random text, the "
-                        "same for all conductors, and on no other machine. After a change, every host needs: "
-                        "kilonova host rotate."),
+                        "same for all conductors, and on no other machine. Several secrets are separated by commas: "
+                        "the first seals, all are accepted. docs/secrets.md says how to change it."),
         cfg.StrOpt("query_secret", default="", secret=True,
                    help="Secret from which the keys for queries to hosts are derived, for example for a console. Any "
-                        "long random text, the same for all API, console and conductor processes, and on no host."),
+                        "long random text, the same for all API, console and conductor processes, and on no host. "
+                        "Several secrets are separated by commas: the first seals, all are accepted."),
+        cfg.ListOpt("broker_addresses", default=[],
+                    item_type=types.String(regex=r"^([\w.-]+|\[[0-9A-Fa-f:]+\])(:[0-9]{1,5})?$"),
+                    help="Addresses of the broker's nodes for hosts, each HOST or HOST:PORT. Hosts fetch a changed "
+                         "list from the conductors. Default: a new host gets the addresses in transport_url, and "
+                         "the others keep theirs."),
         cfg.Opt("management_url", type=_url(("http://", "https://")), secret=True,
                 help="URL of RabbitMQ's management API with an administrator's name and password, for kilonova host "
                      "add, rotate and remove. Default: these commands print the commands to run at the broker."),
@@ -384,7 +390,8 @@ OPTIONS: dict[str, Sequence[cfg.Opt]] = {
         cfg.IntOpt("threads", default=16, min=1, max=64, help="Number of threads of the metadata service."),
         cfg.StrOpt("proxy_shared_secret", default="", secret=True,
                    help="Secret with which the network service's metadata proxy signs requests, the same as there. "
-                        "Without it the metadata service refuses all requests."),
+                        "Without it the metadata service refuses all requests. Several secrets are separated by "
+                        "commas, and all are accepted."),
         cfg.IntOpt("cache_seconds", default=15, min=0, max=600,
                    help="Seconds for which a server's data is cached while it does not change."),
         cfg.IntOpt("rate", default=50, min=1, help="Maximum number of requests per second of one guest."),

@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from common.domain import errors
+from common.security import secret_lists
 
 SERVER, PROJECT, ADDRESS, SIGNATURE = (
     "X-INSTANCE-ID",
@@ -48,21 +49,21 @@ class GuestIdentity:
     host: str = ""
 
 
-def identify(headers: Mapping[str, str], secret: str) -> GuestIdentity:
+def identify(headers: Mapping[str, str], secrets: str) -> GuestIdentity:
     """Return the guest that sent the request, after a check of the proxy's signature.
 
     The caller checks that this guest exists (``GuestCache.find``).
 
     Args:
         headers: The headers, with names in upper case.
-        secret: The shared secret.
+        secrets: The shared secrets, separated by commas. All are accepted.
 
     Raises:
-        Forbidden: The secret is empty, or the signature is wrong.
+        Forbidden: There is no secret, or the signature is wrong.
         BadRequest: The header with the server, the project or the signature is missing.
         NotFound: The address is missing or invalid, or an id is too long.
     """
-    if not secret:
+    if not (keys := secret_lists.split(secrets)):
         raise errors.Forbidden(
             "This cloud has no [metadata] proxy_shared_secret; its operator must set the option."
         )
@@ -70,8 +71,13 @@ def identify(headers: Mapping[str, str], secret: str) -> GuestIdentity:
         if not headers.get(name):
             raise errors.BadRequest(f"{name.title()} header is missing from request.")
     server, project, host = headers[SERVER], headers[PROJECT], headers.get(HOST, "")
-    key = host_key(secret, host) if host else secret
-    if not hmac.compare_digest(signature(key, server).encode(), headers[SIGNATURE].encode()):
+    signed = headers[SIGNATURE].encode()
+    if not any(
+        hmac.compare_digest(
+            signature(host_key(key, host) if host else key, server).encode(), signed
+        )
+        for key in keys
+    ):
         raise errors.Forbidden("Invalid proxy request signature.")
     if max(len(server), len(project)) > MAX_LENGTH:
         raise errors.NotFound("There is no such server.")

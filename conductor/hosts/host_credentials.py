@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Give hosts their credentials: an identity for a join token, once, and renewed certificates.
+"""Give hosts their credentials: an identity for a join token, renewed certificates, newest keys.
 
 Conductors store no identities. A host's identity follows from the conductors' secret, so a host
 that lost the response can send the request again (``common.rpc.host_credentials``).
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from cryptography import x509
 from oslo_config import cfg
@@ -14,10 +16,10 @@ from common.domain import errors
 from common.domain.clock import iso
 from common.domain.json_types import JsonObject
 from common.domain.wire import to_wire
-from common.rpc.host_credentials import Identity, TokenState
+from common.rpc.host_credentials import Identity, TokenState, secrets_of
 from common.security.certificates import Signer
 from common.security.host_joins import seal_for
-from common.security.host_keys import AllKeys
+from common.security.host_keys import AllKeys, Generations
 from common.service.log import get_logger
 from common.store.engine import Connection, Store
 from common.store.hosts import host_joins
@@ -100,6 +102,50 @@ class HostCertificates:
             ) from problem
         log.info("a new certificate of a host was signed", host=host)
         return renewed
+
+
+class HostSecretsSource:
+    """Give hosts the keys, passwords and addresses that follow from today's configuration.
+
+    Answers to hosts contain ``digest``, so that a host notices that its secrets are old.
+
+    Args:
+        keys: The keys of all hosts.
+        brokers: The broker's nodes for hosts, each HOST or HOST:PORT. Empty: as each host knows
+            them.
+    """
+
+    def __init__(self, keys: AllKeys, brokers: Sequence[str] = ()) -> None:
+        self._keys, self._brokers = keys, brokers
+        #: Host -> valid generations of its keys, and the digest of its secrets.
+        self._digests: dict[str, tuple[Generations, str]] = {}
+
+    def digest(self, host: str) -> str:
+        """Return ``HostSecrets.digest`` of a host, or "" without a key or a secret for queries.
+
+        Raises:
+            Unavailable: The database does not answer.
+        """
+        generations = self._keys.generations(host)
+        if generations is None or not self._keys.has_all_purposes:
+            return ""
+        known = self._digests.get(host)
+        if known is None or known[0] != generations:
+            known = self._digests[host] = (
+                generations,
+                secrets_of(self._keys, host, self._brokers).digest(),
+            )
+        return known[1]
+
+    def fetch(self, host: str, public: str) -> JsonObject:
+        try:
+            sealed = seal_for(public, to_wire(secrets_of(self._keys, host, self._brokers)))
+        except ValueError as problem:
+            raise errors.BadRequest(
+                f"The public key in the request of host {host} is invalid: {problem}."
+            ) from problem
+        log.info("a host fetches its secrets of today", host=host)
+        return sealed
 
 
 def refusal(host: str, join: HostJoin) -> str:

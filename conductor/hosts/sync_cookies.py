@@ -13,6 +13,7 @@ import hmac
 import time
 from collections.abc import Callable
 
+from common.security import secret_lists
 from common.security.host_keys import mac
 
 SLOT_SECONDS = 30
@@ -24,14 +25,18 @@ class SyncCookies:
     """Create and check cookies.
 
     The clocks of all conductors must agree to within half a minute, see ``SLOTS``.
+
+    Args:
+        secrets: The secrets, separated by commas. The first one makes cookies, all are accepted.
+        wall: Returns the time in seconds since 1970.
     """
 
-    def __init__(self, secret: str, wall: Callable[[], float] = time.time) -> None:
-        self._secret, self._wall = secret, wall
+    def __init__(self, secrets: str, wall: Callable[[], float] = time.time) -> None:
+        self._secrets, self._wall = secret_lists.split(secrets), wall
 
     def cookie(self, host: str, session: int) -> str:
         """Return the cookie that the host's next report or heartbeat must contain."""
-        return self._compute_cookie(host, session, self._slot())
+        return _compute_cookie(self._secrets[0], host, session, self._slot())
 
     def is_fresh(self, host: str, session: int, cookie: str) -> bool:
         """Return True if a conductor issued this cookie for this host and session recently.
@@ -41,12 +46,14 @@ class SyncCookies:
         """
         slot = self._slot()
         return any(
-            hmac.compare_digest(self._compute_cookie(host, session, slot + away), cookie)
+            hmac.compare_digest(_compute_cookie(secret, host, session, slot + away), cookie)
+            for secret in self._secrets
             for away in SLOTS
         )
 
     def _slot(self) -> int:
         return int(self._wall() // SLOT_SECONDS)
 
-    def _compute_cookie(self, host: str, session: int, slot: int) -> str:
-        return mac(self._secret, "cookie", host, session, slot).hex()[:32]
+
+def _compute_cookie(secret: str, host: str, session: int, slot: int) -> str:
+    return mac(secret, "cookie", host, session, slot).hex()[:32]

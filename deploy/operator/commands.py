@@ -25,6 +25,11 @@ COMMANDS: dict[tuple[str, ...], tuple[str, str, str]] = {
         "version",
         "show the version of the database and the version needed",
     ),
+    ("database", "reseal"): (
+        "deploy.operator.database",
+        "reseal",
+        "encrypt all stored secrets with the first secret_key",
+    ),
     ("database", "purge"): (
         "deploy.operator.database",
         "purge",
@@ -64,6 +69,11 @@ COMMANDS: dict[tuple[str, ...], tuple[str, str, str]] = {
         "deploy.operator.hosts.identity",
         "rotate",
         "rotate a host's keys and its broker password",
+    ),
+    ("host", "secrets"): (
+        "deploy.operator.hosts.secrets",
+        "show",
+        "show which hosts have the keys of today's secrets",
     ),
     ("host", "remove"): (
         "deploy.operator.hosts.identity",
@@ -220,11 +230,11 @@ COMMANDS: dict[tuple[str, ...], tuple[str, str, str]] = {
 
 #: First words of several commands -> help text.
 NOUNS = {
-    "database": "the database: upgrade, version, purge",
+    "database": "the database: upgrade, version, reseal, purge",
     "upgrade": "an upgrade of the cloud: check",
     "cleanup": "pending cleanups: list, retry, cancel",
     "consoles": "open console sessions: list, end",
-    "host": "one host: add, verify, rotate, remove, drain, restore, evacuate, removals, adopt, discard (all: hosts)",
+    "host": "a host: add, verify, rotate, remove, drain, restore, evacuate, removals, adopt, discard; all: secrets",
     "broker": "users at the broker: add or remove that of a role, restore all",
     "action": "actions in hand and stuck actions: list, show, retry, abort, fail",
     "policy": "policy rules: list, explain",
@@ -531,6 +541,15 @@ ARGUMENTS: dict[tuple[str, ...], tuple[tuple[str, dict[str, Any]], ...]] = {
             {
                 "action": "store_true",
                 "help": "revoke the old keys and close the host's connections at once",
+            },
+        ),
+    ),
+    ("host", "secrets"): (
+        (
+            "--wait",
+            {
+                "action": "store_true",
+                "help": "wait up to two minutes until all hosts that are up have them",
             },
         ),
     ),

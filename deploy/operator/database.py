@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``kilonova database upgrade|version|purge``."""
+"""``kilonova database upgrade|version|reseal|purge``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from common.store import upgrades
 from common.store.engine import Store
 from common.store.version import find_needed, is_usable
 from deploy.operator.store import purge as old_rows
-from deploy.operator.store import user_data
+from deploy.operator.store import sealed_columns
 
 PROGRESS_SECONDS = 5.0  # Seconds between two lines of progress.
 
@@ -56,7 +56,7 @@ def upgrade(options: argparse.Namespace) -> int:
     )
     try:
         sealed_servers = (
-            user_data.seal_user_data(store, Vault(conf.secret_key))
+            sealed_columns.seal_user_data(store, Vault(conf.secret_key))
             if conf.secret_key.strip(", ")
             else 0
         )
@@ -77,6 +77,30 @@ def version(options: argparse.Namespace) -> int:
     usable = f" and serves code from version {present.usable_from}" if present else ""
     print(f"the database has version {present or 'none'}{usable}, this code needs {find_needed()}")
     return 0 if is_usable(present) else 1
+
+
+def reseal(options: argparse.Namespace) -> int:
+    """Encrypt all stored secrets with the first ``[DEFAULT] secret_key``. See docs/secrets.md.
+
+    Raises:
+        ConfigError: ``[DEFAULT] secret_key`` is not set.
+        Unavailable: No key opens a stored secret, or the database does not answer.
+    """
+    conf = config.load(options.config)
+    if not conf.secret_key.strip(", "):
+        raise errors.ConfigError(
+            "[DEFAULT] secret_key is not set. Run this command with the configuration file of a conductor"
+        )
+    store = Store.open(conf, unhurried=True)
+    upgrades.check(store)
+    try:
+        changed = sealed_columns.reseal(store, Vault(conf.secret_key))
+    finally:
+        store.close()
+    for noun, count in changed.items():
+        print(f"{noun}: {count} encrypted anew")
+    print("all stored secrets are encrypted with the first secret_key")
+    return 0
 
 
 def purge(options: argparse.Namespace) -> int:

@@ -379,6 +379,15 @@ def test_metadata_without_configured_secret_returns_403(
         assert answer.status_code == 403 and "proxy_shared_secret" in answer.text
 
 
+def test_metadata_accepts_signature_of_each_configured_secret(
+    make_service: Callable[..., Service],
+) -> None:
+    service = make_service(secret=f"new, {SECRET}")
+    for secret, status in ((SECRET, 200), ("new", 200), (f"new, {SECRET}", 403), ("", 403)):
+        headers = {"X_Instance_ID_Signature": signature(secret, service.server)}
+        assert service.request("/", **headers).status_code == status
+
+
 def test_metadata_of_unknown_deleted_or_portless_server_returns_404(service: Service) -> None:
     unknown = "00000000-0000-0000-0000-000000000000"
     assert service.request("/", server=unknown).status_code == 404

@@ -13,11 +13,12 @@ import pytest
 import sqlalchemy as sa
 
 from common.clients.image import Image
+from common.domain import errors
 from common.domain.models import ImageRef
 from common.security.vault import Vault
 from common.store import schema
 from compute_api.compute.request import passwords
-from deploy.operator.store.user_data import seal_user_data
+from deploy.operator.store.sealed_columns import reseal, seal_user_data
 from tests.api.conftest import IMAGE, Cloud
 from tests.api.test_rebuild import OTHER_IMAGE
 
@@ -266,6 +267,36 @@ def test_seal_user_data_encrypts_plain_rows_only(encrypting_cloud: Cloud) -> Non
     )
     assert (after[new], after[empty]) == (before[new], None)
     assert seal_user_data(encrypting_cloud.store, encrypting_cloud.vault) == 0
+
+
+def test_reseal_encrypts_all_secrets_with_first_key(encrypting_cloud: Cloud) -> None:
+    """Afterwards the first key alone opens them, and a second run changes nothing."""
+    assert encrypting_cloud.vault is not None
+    old, new = encrypting_cloud.vault, Vault("new")
+    both = Vault(f"new,{old._keys[0]}")
+    servers = [encrypting_cloud.create(user_data=data) for data in ("b2xk", "bmV3", "")]
+    encrypting_cloud.store.write(
+        lambda tx: tx.execute(
+            sa.update(schema.actions).values(secrets=old.seal({"admin_pass": "s"}))
+        )
+    )
+    changed = reseal(encrypting_cloud.store, both)
+    assert changed == {
+        "user data of servers": 2,
+        "secrets of actions": len(servers),
+        "connections of volumes": 0,
+    }
+    rows = {row.id: row.user_data for row in encrypting_cloud.rows(schema.servers)}
+    assert [rows[server] and new.open_text(rows[server]) for server in servers] == [
+        "b2xk",
+        "bmV3",
+        None,
+    ]
+    for row in encrypting_cloud.rows(schema.actions):
+        assert new.open(row.secrets) == {"admin_pass": "s"}
+    assert set(reseal(encrypting_cloud.store, both).values()) == {0}
+    with pytest.raises(errors.Unavailable, match="another"):
+        reseal(encrypting_cloud.store, Vault("third"))
 
 
 def _guesses(cloud: Cloud, key: str, server: str, project: str) -> set[str]:

@@ -52,6 +52,7 @@ from deploy.testing.servers import Servers, free_ports
 from tests.broker_attempts import attempts
 from tests.broker_connection import broker_connection
 from tests.contract.test_host_link import SECRETS, World
+from tests.contract.test_host_secrets import BOTH, NEW, OLD, SWAPPED, make_rig
 from tests.contract.test_rpc import CallRecorder
 from tests.waiting import await_true
 
@@ -474,3 +475,34 @@ def test_broker_management_creates_changes_and_removes_users(broker: Broker) -> 
         Management(f"http://kilonova:wrong@127.0.0.1:{port}").make(identity, "/")
     with pytest.raises(errors.Unavailable, match="does not answer"):
         Management(f"http://kilonova:x@127.0.0.1:{free_ports(1)}").remove("x")
+
+
+def test_agent_logs_in_with_either_password_while_secret_is_changed(
+    broker: Broker, tmp_path: Path
+) -> None:
+    """The broker has the old password, and after ``kilonova broker restore`` the new one."""
+    world = World(broker.url)
+    world.prefix = PREFIX
+    before, after = (world.keys(step).broker_password("h1", 1) for step in (OLD, NEW))
+    url = broker.host_url("h1").replace(broker._derive_password("h1"), before)
+
+    def set_password(password: str) -> None:
+        users = [broker_identities.of_host("h1", password)]
+        (path := tmp_path / "users.json").write_text(
+            json.dumps(broker_identities.definitions(users))
+        )
+        with path.open() as definitions_file:
+            broker.control("import_definitions", stdin=definitions_file)
+
+    set_password(before)
+    rig = make_rig(world, tmp_path, url)
+    for step in (OLD, BOTH, SWAPPED):
+        rig.configure(step)
+        rig.send_heartbeat()
+    assert rig.keys.own.other_passwords == (before,) and after in rig.keys.own.transport_url
+    set_password(after)
+    rig.link.change_broker(rig.file.connect(rig.keys.own))
+    rig.configure(NEW)
+    rig.send_heartbeat()
+    assert rig.is_current() and rig.keys.own.other_passwords == ()
+    world.close()

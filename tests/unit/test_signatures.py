@@ -17,7 +17,7 @@ EXCEPTIONS: dict[str, dict[str, tuple[str, ...]]] = {
     "encodes or decodes": {
         "conductor/engine/action_data.py": ("fault_of", "journal"),
         "conductor/steps/claims.py": ("ClaimedHost.guest",),
-        "conductor/hosts/host_credentials.py": ("HostJoins.join",),
+        "conductor/hosts/host_credentials.py": ("HostJoins.join", "HostSecretsSource.fetch"),
         "conductor/steps/moves.py": ("assignment_of", "flavor_columns"),
         "conductor/engine/run.py": ("Run.secrets",),
         "common/store/connections.py": ("connect_arguments",),

@@ -119,13 +119,6 @@ class ServerPlace(Protocol):
     interfaces: list[JsonObject] | None
 
 
-class ServerUserData(Protocol):
-    """The stored user data of a server."""
-
-    id: str
-    user_data: str
-
-
 class ServerRecord(Protocol):
     """A server as ``common.store.servers.servers`` reads it for the API, with JSON as text."""
 

@@ -13,6 +13,7 @@ import argparse
 import re
 import secrets
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from oslo_config import cfg
@@ -20,6 +21,7 @@ from oslo_config import cfg
 from common.domain import errors
 from common.domain.service_binaries import Binary
 from common.rpc.broker import address_of, url_as
+from common.rpc.host_credentials import secrets_of
 from common.security import broker_identities, broker_names, private_files, tls
 from common.security.host_joins import JoinToken
 from common.security.host_keys import Purpose, derive
@@ -75,14 +77,15 @@ def _invite(options: argparse.Namespace, conf: cfg.ConfigOpts, store: Store) -> 
             f"host add {host} --address IP"
         )
     join_identity = broker_identities.of_join(host, password)
-    url = url_as(conf, join_identity.user, password, at=options.broker)
+    at = options.broker or conf.host_keys.broker_addresses
+    url = url_as(conf, join_identity.user, password, at=at)
     loopbacks = [
         node.hostname for node in address_of(conf, url).hosts if tls.is_loopback(node.hostname)
     ]
-    if loopbacks and not options.broker:
+    if loopbacks and not at:
         raise errors.ConfigError(
-            f"transport_url names the loopback address {loopbacks[0]}, at which hosts cannot reach the broker. Give an "
-            f"address for hosts: kilonova host add {host} --broker HOST[:PORT]"
+            f"transport_url names the loopback address {loopbacks[0]}, at which hosts cannot reach the broker. Set "
+            f"[host_keys] broker_addresses, or give an address: kilonova host add {host} --broker HOST[:PORT]"
         )
     authority = Path(conf.tls.ca_file).read_text() if tls.of(conf) else ""
     keys = host_keys.of_all(store, conf)
@@ -121,11 +124,12 @@ def _invite(options: argparse.Namespace, conf: cfg.ConfigOpts, store: Store) -> 
 
 
 def rotate(options: argparse.Namespace) -> int:
-    """Create new keys of a host, and write them to a file that the operator copies to the host.
+    """Create new keys of a host, which a running agent fetches, and also write them to a file.
 
     The host's user at the broker gets a new password. The previous keys stay valid for an hour.
-    With ``--now`` they end at once, and the user's connections are closed. Without a management
-    API, print the commands for the changes at the broker.
+    With ``--now`` they end at once, and the user's connections are closed. Then the operator must
+    copy the file to the host. Without a management API, print the commands for the changes at the
+    broker.
 
     Raises:
         NotFound: The host has no keys.
@@ -136,7 +140,7 @@ def rotate(options: argparse.Namespace) -> int:
     store.write(
         lambda tx: host_keys.rotate(tx, options.host, 0 if options.now else OVERLAP_SECONDS)
     )
-    status = _issue(options, conf, store)
+    status = _issue(options, conf, store, is_fetched=not options.now)
     if options.now:
         print_instructions(users(conf).disconnect(broker_names.user_of(options.host)))
     return status
@@ -221,11 +225,19 @@ def _open(options: argparse.Namespace) -> tuple[cfg.ConfigOpts, Store]:
     return conf, store
 
 
-def _issue(options: argparse.Namespace, conf: cfg.ConfigOpts, store: Store) -> int:
+def _issue(
+    options: argparse.Namespace, conf: cfg.ConfigOpts, store: Store, is_fetched: bool = False
+) -> int:
     """Write the file with the host's newest keys, and create the host's user at the broker.
 
     An existing user gets the password of the newest keys. Without a management API, print the
     commands for this. Return 0, and close ``store``.
+
+    Args:
+        options: The command line.
+        conf: The configuration.
+        store: The database, which is closed.
+        is_fetched: True if a running agent fetches the keys by itself.
 
     Raises:
         Unavailable: The management API does not answer, or refuses the change. The file is written.
@@ -233,7 +245,11 @@ def _issue(options: argparse.Namespace, conf: cfg.ConfigOpts, store: Store) -> i
     host, all_keys = options.host, host_keys.of_all(store, conf)
     generation = all_keys.newest(host, Purpose.COMMAND).generation
     password = all_keys.broker_password(host, generation)
-    keys = all_keys.for_host(host, url_as(conf, broker_names.user_of(host), password), generation)
+    at = conf.host_keys.broker_addresses
+    url = url_as(conf, broker_names.user_of(host), password, at=at)
+    keys = replace(
+        all_keys.for_host(host, url, generation), fetched=secrets_of(all_keys, host, at).digest()
+    )
     store.close()
     path = Path(options.file or f"{host}.key")
     private_files.replace(path, keys.text())
@@ -241,8 +257,14 @@ def _issue(options: argparse.Namespace, conf: cfg.ConfigOpts, store: Store) -> i
         broker_identities.of_host(host, password), address_of(conf).virtual_host or "/"
     )
     print_instructions(instructions)
+    if is_fetched:
+        print(
+            f"A running agent of host {host} fetches the new keys within a minute. To see this, run: kilonova host "
+            "secrets --wait"
+        )
+    copy = "Otherwise copy" if is_fetched else "Copy"
     print(
-        f"{path} has the keys of host {host}, generation {keys.generation}. Copy the file to the host as [agent] "
-        "key_file (default: host.key in state_dir), readable only for kilonova-agent, and restart kilonova-agent."
+        f"{path} has the keys of host {host}, generation {keys.generation}. {copy} the file to the host as "
+        "[agent] key_file (default: host.key in state_dir), readable only for kilonova-agent, and restart the agent."
     )
     return 0

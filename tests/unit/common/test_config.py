@@ -119,6 +119,8 @@ def wrong_values(option: cfg.Opt) -> list[tuple[str, str]]:
         pairs += [(wrong, "must be like") for wrong in ("all", "0-3;5", "0-", "0000:81:00.8")]
     elif option.dest == "unified_limits_resource_list":
         pairs += [(wrong, "must be like") for wrong in ("cores", "class:vcpu", "servers, class:")]
+    elif option.dest == "broker_addresses":
+        pairs += [(wrong, wrong) for wrong in ("rabbit://node", "user@node", "node:amqp")]
     elif option.dest == "direct_proxies":
         pairs += [(wrong, wrong) for wrong in ("spice.example", "192.0.2.0/24")]
     elif option.dest == "direct_proxy_base_url":

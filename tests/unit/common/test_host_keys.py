@@ -171,3 +171,24 @@ def test_own_keys_read_of_missing_or_unusable_key_file_names_the_reason(
         path.chmod(mode)
     with pytest.raises(ValueError, match=message):
         OwnKeys.read(path, "h1")
+
+
+def test_key_of_two_secrets_seals_with_first_and_opens_with_both() -> None:
+    table = Table(h1=Generations(1, accepts_previous=True))
+    old, both, new = (
+        table.keys({Purpose.COMMAND: text, Purpose.QUERY: text})
+        for text in ("old", " new , old", "new")
+    )
+    key = both.newest("h1", Purpose.COMMAND)
+    for one in (old, new):
+        sealed = one.newest("h1", Purpose.COMMAND).seal(b"plain", b"header")
+        assert key.open(sealed, b"header") == b"plain"
+    sealed = key.seal(b"plain", b"header")
+    assert new.newest("h1", Purpose.COMMAND).open(sealed, b"header") == b"plain"
+    with pytest.raises(NotGenuine):
+        old.newest("h1", Purpose.COMMAND).open(sealed, b"header")
+    host = both.for_host("h1")
+    assert host.newest("h1", Purpose.QUERY) == both.newest("h1", Purpose.QUERY)
+    assert both.broker_passwords("h1") == [
+        one.broker_password("h1", number) for number in (1, 0) for one in (new, old)
+    ]

@@ -42,10 +42,9 @@ PARTS: dict[type, sa.Table] = {
     rows.ServerKey: schema.servers,
     rows.ServerPlace: schema.servers,
     rows.ServerState: schema.servers,
-    rows.ServerUserData: schema.servers,
 }
 #: Nullable columns that are never null in the rows of the protocol.
-FILLED = {(rows.RequestedControl, "requested_control"), (rows.ServerUserData, "user_data")}
+FILLED = {(rows.RequestedControl, "requested_control")}
 
 
 def hint_types(hint: object) -> set[object]:

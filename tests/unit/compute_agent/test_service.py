@@ -59,12 +59,15 @@ class Conductor:
         self.beats: queue.SimpleQueue[Heartbeat] = queue.SimpleQueue()
         self.heartbeat_answer: bool | Exception | None = True
         self.is_unreachable = False
+        self.secrets = ""
 
     def heartbeat(self, beat: Heartbeat, timeout: float) -> HeartbeatAnswer | None:
         self.beats.put(beat)
         if isinstance(self.heartbeat_answer, Exception):
             raise self.heartbeat_answer
-        return None if self.heartbeat_answer is None else HeartbeatAnswer(self.heartbeat_answer)
+        if self.heartbeat_answer is None:
+            return None
+        return HeartbeatAnswer(self.heartbeat_answer, secrets=self.secrets)
 
     def sync(self, request: Sync, timeout: float) -> tuple[SyncAnswer, Access | None]:
         if self.is_unreachable:
@@ -119,7 +122,9 @@ class Rig:
         stop: bool = False,
         script: dict[str, list[Slow | Fail]] | None = None,
         fence_after: float = 0,
+        compare_secrets: Callable[[str], bool] = lambda digest: False,
     ) -> None:
+        self.facts = {"transfer": "192.0.2.7:16599"}
         self.clock, self.driver = (
             ManualClock(),
             MemoryDriver(MemoryHost("h1", read_images=True, script=script)),
@@ -138,7 +143,8 @@ class Rig:
             self.images,  # type: ignore[arg-type]
             ratios=RATIOS,
             monitor=Monitor(),
-            facts=lambda: {"transfer": "192.0.2.7:16599"},
+            facts=lambda: dict(self.facts),
+            compare_secrets=compare_secrets,
         )
         self.host.guard()
         self.host.start(1)
@@ -304,6 +310,23 @@ def test_idle_agent_sends_only_heartbeats_until_guest_changes(rig: Rig) -> None:
     rig.change_guest()
     assert rig.conductor.await_sync(lambda request: request.changed)
     rig.conductor.beats.get(timeout=5)
+
+
+@pytest.mark.usefixtures("short_periods")
+def test_agent_reports_facts_at_once_after_secrets_are_renewed() -> None:
+    """Without this, the facts would wait for the next full report."""
+
+    def renew(digest: str) -> bool:
+        is_new = digest not in ("", rig.facts.get("secrets"))
+        if is_new:
+            rig.facts["secrets"] = digest
+        return is_new
+
+    rig = Rig(compare_secrets=renew)
+    rig.conductor.secrets = "digest"
+    report = rig.conductor.await_sync(lambda request: request.session and request.inventory)
+    assert report.inventory is not None and report.inventory.facts["secrets"] == "digest"
+    rig.close()
 
 
 @pytest.mark.usefixtures("short_periods")

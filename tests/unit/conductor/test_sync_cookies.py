@@ -41,3 +41,11 @@ def test_sync_cookie_of_a_conductor_with_a_clock_ahead_is_fresh() -> None:
     assert SyncCookies("secret", behind).is_fresh(
         "h1", 7, SyncCookies("secret", ahead).cookie("h1", 7)
     )
+
+
+def test_cookie_of_either_secret_is_fresh_while_secret_is_changed() -> None:
+    old, new = SyncCookies("old"), SyncCookies("new")
+    both = SyncCookies("new, old")
+    assert both.cookie("h1", 7) == new.cookie("h1", 7)
+    assert both.is_fresh("h1", 7, old.cookie("h1", 7))
+    assert not new.is_fresh("h1", 7, old.cookie("h1", 7))

@@ -32,7 +32,7 @@ from deploy.operator.config import text
 from deploy.operator.doctor.command import NO_ANSWER, facts, findings, status, tell
 from deploy.operator.hosts.facts import ask_hosts
 from deploy.operator.main import main, parser
-from deploy.operator.store import user_data
+from deploy.operator.store import sealed_columns
 from tests.schemas import upgrade
 
 FLAVOR = {"id": "f1", "name": "m1.nano", "vcpus": 1, "memory_mb": 64, "root_gb": 1}
@@ -183,7 +183,7 @@ def test_database_upgrade_seals_user_data_only_when_secret_key_is_set(
     def seal(store: Store, vault: Vault) -> int:
         return len(vault.open_text(Vault("key").seal_text("abc")))
 
-    monkeypatch.setattr(user_data, "seal_user_data", seal)
+    monkeypatch.setattr(sealed_columns, "seal_user_data", seal)
     assert main(["--config", str(conf), "database", "upgrade"]) == 0
     assert "sealed" not in capsys.readouterr().out
     conf.write_text(f"[DEFAULT]\nsecret_key = key\n{conf.read_text()}")

@@ -97,9 +97,37 @@ def test_host_rotate_keeps_previous_keys_valid_unless_now_is_set(
         "h1": Generations(second.generation, accepts_previous=True)
     }
     assert "close_all_user_connections" not in operator.error_output
+    assert "A running agent of host h1 fetches the new keys" in operator.output
     assert operator.issue_key_file("rotate", "--now").generation == first.generation + 2
     assert store.read(host_keys.generations) == {"h1": Generations(first.generation + 2)}
     assert "close_all_user_connections kilonova-host-h1" in operator.error_output
+    assert "fetches" not in operator.output
+
+
+def report_secrets(store: Store, digest: str) -> None:
+    """Register h1, with the digest that its agent reports."""
+    inventory = HostInventory("QEMU", 7002000, "h1", 4, 8192, 9, facts={"secrets": digest})
+    store.write(lambda tx: hosts.register(tx, "h1", "boot", inventory))
+
+
+def test_host_secrets_names_hosts_without_secrets_of_today(
+    operator: Operator, store: Store
+) -> None:
+    own = operator.issue_key_file("add")
+    assert operator.run_host("secrets") == 1
+    assert "0 of 1 hosts" in operator.output and "h1 is not up" in operator.output
+    report_secrets(store, own.fetched)
+    assert operator.run_host("secrets", "--wait") == 0
+    assert operator.output == "1 of 1 hosts have today's secrets\n"
+    text = operator.conf.read_text()
+    operator.conf.write_text(text.replace("query_secret = two", "query_secret = two, new"))
+    assert operator.run_host("secrets") == 1
+    assert "h1 is up and has others" in operator.output
+    report_secrets(store, operator.issue_key_file("rotate").fetched)
+    assert operator.run_host("secrets") == 0
+    operator.conf.write_text(text.replace("command_secret = one", ""))
+    assert operator.run_host("secrets") == 1
+    assert "command_secret is not set" in operator.error_output
 
 
 def test_host_remove_deletes_keys_and_services_of_empty_host(
@@ -178,6 +206,18 @@ def test_host_add_token_contains_join_secret_but_no_host_keys(
         secret not in operator.output + operator.error_output for secret in (*secrets, joins[1])
     )
     assert "kilonova join TOKEN" in operator.error_output
+
+
+def test_host_add_uses_configured_broker_addresses(
+    operator: Operator, working_folder: Path
+) -> None:
+    operator.conf.write_text(
+        operator.conf.read_text().replace(
+            "command_secret", "broker_addresses = 192.0.2.1:5671,192.0.2.2\ncommand_secret"
+        )
+    )
+    assert "@192.0.2.1:5671," in add_host(operator).transport_url
+    assert "@192.0.2.9:5672/" in add_host(operator, "--broker", "192.0.2.9").transport_url
 
 
 def test_host_add_replaces_token_until_host_has_joined(
