@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -60,6 +60,7 @@ from common.store.servers import actions
 from common.store.version import await_version, guard
 from conductor.engine import reports, runner
 from conductor.engine.engine import Chore, Engine, Lane
+from conductor.engine.report_inbox import ReportInbox, WaitingReport
 from conductor.engine.run import AnyRun
 from conductor.engine.sweep import Watch, sweep
 from conductor.engine.workflow_engine import WorkflowEngine, call_one_by_one
@@ -87,7 +88,6 @@ LOOK_SECONDS = 1.0
 CLEANUP_SECONDS = 5.0
 SYNC_TIMEOUT_SECONDS = 20.0
 LOOPBACK_SECONDS = 5.0
-MAX_SYNCS = 256
 #: Number of hosts for which a sweep records refused messages.
 MAX_NOTED_HOSTS = 100
 NO_SECRET = (
@@ -120,7 +120,6 @@ LIVE = (
 NOT_LIVE = ("fence_host", "chores", "lease_micros")
 T = TypeVar("T")
 NOT_PROCESSED = "The conductor could not process the report of host {}. Send the report again."
-STOPPING = "This conductor is stopping. Send the request again."
 
 
 class Messages:
@@ -234,13 +233,9 @@ class Conductor:
             notifications,
         )
         self._lane_events = {lane: threading.Event() for lane in WORKFLOWS.lanes}
-        self._woken, self._reports_waiting, self._stop = (
-            threading.Event(),
-            threading.Event(),
-            threading.Event(),
-        )
+        self._woken, self._stop = threading.Event(), threading.Event()
         self._lock = threading.Lock()
-        self._inbox: list[tuple[Sync, Future[SyncAnswer]]] = []
+        self._inbox = ReportInbox()
         self._heard_hosts: set[str] = set()
         self._own_message_at: float | None = None
         engine.wake = self._wake
@@ -282,14 +277,8 @@ class Conductor:
         return self.engine.store.read(lambda tx: hosts.sessions(tx, [host])).get(host, 0)
 
     def _sync(self, request: Sync) -> tuple[SyncAnswer, Access | None]:
-        future: Future[SyncAnswer] = Future()
-        with self._lock:
-            if self._stop.is_set():
-                raise errors.Unavailable(STOPPING)
-            self._inbox.append((request, future))
-        self._reports_waiting.set()
         try:
-            reply = future.result(timeout=SYNC_TIMEOUT_SECONDS)
+            reply = self._inbox.put(request).result(timeout=SYNC_TIMEOUT_SECONDS)
         except TimeoutError as problem:
             raise errors.Unavailable(NOT_PROCESSED.format(request.host)) from problem
         try:
@@ -337,31 +326,27 @@ class Conductor:
             woken.wait(LOOK_SECONDS)
 
     def take_reports(self) -> None:
-        """Loop until ``close``: answer the waiting reports, at most ``MAX_SYNCS`` in a round."""
+        """Loop until ``close``: answer the waiting reports, a part of them in each round."""
         while not self._stop.is_set():
-            self._reports_waiting.wait(SWEEP_SECONDS)
-            self._reports_waiting.clear()
-            with self._lock:
-                batch, self._inbox = self._inbox[:MAX_SYNCS], self._inbox[MAX_SYNCS:]
-                if self._inbox:
-                    self._reports_waiting.set()
-            if batch:
+            self._inbox.wait(SWEEP_SECONDS)
+            if batch := self._inbox.take():
                 self._answer(batch)
 
-    def _answer(self, batch: list[tuple[Sync, Future[SyncAnswer]]]) -> None:
+    def _answer(self, batch: list[WaitingReport]) -> None:
         try:
-            answers = reports.handle(self.engine, [sync for sync, _ in batch])
+            answers = reports.handle(self.engine, [waiting.sync for waiting in batch])
         except Exception as problem:
             answers = [problem] * len(batch)
             log.exception("reports cannot be processed; the agents repeat them")
-        for (sync, future), answer in zip(batch, answers, strict=True):
+        for waiting, answer in zip(batch, answers, strict=True):
+            host = waiting.sync.host
             if isinstance(answer, Exception):
-                future.set_exception(errors.Unavailable(NOT_PROCESSED.format(sync.host)))
+                waiting.answer.set_exception(errors.Unavailable(NOT_PROCESSED.format(host)))
                 continue
             if answer.session:
-                self._hear(sync.host)
-            future.set_result(answer)
-        if any(sync.session == 0 for sync, _ in batch):
+                self._hear(host)
+            waiting.answer.set_result(answer)
+        if any(waiting.sync.session == 0 for waiting in batch):
             self._woken.set()  # After a boot of a host, the start of its guests is due.
 
     def sweep(self, wakeup: conductor_rpc.ConductorWakeup) -> None:
@@ -472,13 +457,9 @@ class Conductor:
 
         Reports that no round has taken yet fail with Unavailable. Their hosts send them again.
         """
-        with self._lock:
-            self._stop.set()
-            reports, self._inbox = self._inbox, []
-        for _, future in reports:
-            future.set_exception(errors.Unavailable(STOPPING))
+        self._stop.set()
+        self._inbox.close()
         self.wake(service_calls=True)
-        self._reports_waiting.set()
 
 
 def _notification_sender(conf: cfg.ConfigOpts, engine: Engine) -> NotificationSender:

@@ -144,21 +144,27 @@ def require_bounded(content: object, place: str = "the message", depth: int = 0)
     Raises:
         NotGenuine: A value is too long, too large, or nested too deeply.
     """
-    if depth > MAX_DEPTH:
-        raise NotGenuine(f"{place} is nested more than {MAX_DEPTH} levels deep")
-    match content:
-        case str() if len(content) > MAX_TEXT_CHARS:
-            raise NotGenuine(
-                f"{place} has {len(content)} characters, at most {MAX_TEXT_CHARS} are allowed"
-            )
-        case int() if abs(content) > MAX_NUMBER:
+    if isinstance(content, str):
+        _require_short(content, place)
+    elif isinstance(content, int):
+        if abs(content) > MAX_NUMBER:
             raise NotGenuine(f"{place} is a number beyond 64 bits")
-        case list() | dict() if len(content) > MAX_ITEMS:
+    elif isinstance(content, (list, dict)):
+        if depth > MAX_DEPTH:
+            raise NotGenuine(f"{place} is nested more than {MAX_DEPTH} levels deep")
+        if len(content) > MAX_ITEMS:
             raise NotGenuine(f"{place} has {len(content)} entries, at most {MAX_ITEMS} are allowed")
-        case list():
+        if isinstance(content, dict):
+            for name, part in content.items():
+                _require_short(name, place)
+                require_bounded(part, name[:80], depth + 1)
+        else:
             for part in content:
                 require_bounded(part, place, depth + 1)
-        case dict():
-            for name, part in content.items():
-                require_bounded(name, place)
-                require_bounded(part, name[:80], depth + 1)
+
+
+def _require_short(text: str, place: str) -> None:
+    if len(text) > MAX_TEXT_CHARS:
+        raise NotGenuine(
+            f"{place} has {len(text)} characters, at most {MAX_TEXT_CHARS} are allowed"
+        )

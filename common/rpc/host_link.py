@@ -24,7 +24,7 @@ import threading
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
@@ -478,6 +478,10 @@ class ControlSide(_Side):
         self._numbers: dict[str, int] = {}
         self._joins: dict[str, Method] = {}
         self._pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="from-hosts")
+        #: Separate, because a host without a queue gets no answer to any other request.
+        self._declarations = ThreadPoolExecutor(1, thread_name_prefix="host-queues")
+        #: Requests that wait for a thread of the pool, in the order of arrival.
+        self._waiting: deque[tuple[Header, Method, JsonObject, float]] = deque()
         self._asking, self._answering = Sender(connect, confirms=True), Sender(connect)
         self._declaring = Sender(connect)
 
@@ -660,7 +664,7 @@ class ControlSide(_Side):
             host_bounds.require_bounded(content)
             purpose, number = Purpose(header.purpose), _number_of(header)
             if header.method == DECLARE_QUEUE and (door, purpose) in QUEUE_REQUESTS:
-                self._pool.submit(self._declare_queue_of, header, time.monotonic())
+                self._declarations.submit(self._declare_queue_of, header, time.monotonic())
                 return
             if purpose == Purpose.COMMAND:
                 self._note_number(header.host, number)
@@ -673,9 +677,18 @@ class ControlSide(_Side):
             if door == HEARTBEATS:
                 self._answer(header, method, content, time.monotonic())
             else:
-                self._pool.submit(self._answer, header, method, content, time.monotonic())
+                self._waiting.append((header, method, content, time.monotonic()))
+                self._pool.submit(self._answer_newest)
 
         self._process(body, take)
+
+    def _answer_newest(self) -> None:
+        """Answer the newest of the waiting requests.
+
+        Why the newest: if there are more requests than threads, the sender of the oldest one has
+        given up. With the oldest first, no request would be answered in time.
+        """
+        self._answer(*self._waiting.pop())
 
     def _note_number(self, host: str, number: int) -> None:
         """Note the number of the name under which a host reads its queue."""
@@ -763,7 +776,8 @@ class ControlSide(_Side):
             self._bindings.close()
         if self._watch is not None:
             self._watch.close()
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        for pool in (self._pool, self._declarations):
+            pool.shutdown(wait=False, cancel_futures=True)
         self._asking.close()
         self._answering.close()
         self._declaring.close()

@@ -90,6 +90,7 @@ class Fleet:
             await_true(
                 lambda: self._bench.hosts_up() >= self.size, 120, "all hosts are up", pause=0.5
             )
+            say(f"{self.size} hosts are up")
 
     def close(self) -> None:
         self._stop.set()

@@ -428,7 +428,9 @@ def test_host_link_reconnects_after_cut_connection(world: World, cut: str) -> No
     wire.close()
 
 
-def test_conductor_drops_stale_host_reports(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_conductor_answers_newest_report_first_and_drops_stale_reports(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Hosts repeat a request while no answer comes, and ignore all earlier answers."""
     monkeypatch.setattr(host_link, "AT_ONCE", 1)
     monkeypatch.setattr(host_link, "STALE_SECONDS", 1.0)
@@ -440,13 +442,17 @@ def test_conductor_drops_stale_host_reports(world: World, monkeypatch: pytest.Mo
             released.wait(30)
             return SyncAnswer(3), None
 
-    world.serve_conductor(Hanging())
+    link = world.serve_conductor(Hanging())
     client = conductor.ConductorClient(world.host())
     for number in range(1, 6):
         expect_no_answer(lambda number=number: client.sync(Sync("h1", 3, number=number), 0.4))()
-    released.set()
-    assert client.sync(Sync("h1", 3, number=6), 5)[0].session == 3
-    assert numbers[0] == 1 and numbers[-1] == 6 and len(numbers) <= 4, numbers
+    with ThreadPoolExecutor(1) as pool:
+        last = pool.submit(client.sync, Sync("h1", 3, number=6), 5)
+        await_true(lambda: len(link._waiting) == 5, 5, "all but the first wait for the thread")
+        released.set()
+        assert last.result()[0].session == 3
+    await_true(lambda: not link._waiting, 5, "all others are dropped or answered")
+    assert numbers[:2] == [1, 6] and len(numbers) <= 4, numbers
 
 
 def test_host_with_hanging_queries_still_takes_commands(world: World) -> None:
