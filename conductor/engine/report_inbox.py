@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reports of hosts that wait for the next round, and the choice of each round.
 
-After a failure of the broker or of all conductors, all hosts register at once. An agent waits a few
-seconds for the answer and then sends a newer request. So a round that processed the oldest requests
-first would answer requests that agents have given up, and no host would ever be up. Hence:
+After a failure of the broker or of all conductors, all hosts register or report all domains at
+once. An agent waits a few seconds for the answer and then sends a newer report, which contains
+what the older one contained. So a round that processed the oldest reports first would answer
+reports that agents have given up, and no host would ever be up. Hence:
 
-* Reports within a session come first, because their hosts are up.
-* Of registrations a round takes a few, the newest first. Then a round is short.
-* An older registration of the same host, and one that waited too long, fails without any work.
+* A round takes few registrations and reports of all domains, because these cost much. Other
+  reports, for example with the result of a command, do not wait for many of them.
+* A round takes the newest reports first.
+* An older report of the same host, and a report that waited too long, fail without any work.
 """
 
 from __future__ import annotations
@@ -21,12 +23,12 @@ from dataclasses import dataclass
 from common.domain import errors
 from common.domain.models import Sync, SyncAnswer
 
-#: Reports within a session, and registrations, of one round.
-MAX_REPORTS, MAX_REGISTRATIONS = 256, 16
+#: Limits of one round: all reports, and registrations and reports of all domains.
+MAX_REPORTS, MAX_FULL_REPORTS = 256, 16
 #: An agent waits at most so long for an answer (``compute_agent.service``).
 PATIENCE_SECONDS = 4.0
 STOPPING = "This conductor is stopping. Send the request again."
-LATE = "The registration of host {} waited too long, or a newer one replaced it. Send it again."
+LATE = "The report of host {} waited too long, or a newer one replaced it. Send it again."
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,6 @@ class ReportInbox:
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic, self._lock, self._arrival = monotonic, threading.Lock(), threading.Event()
         self._reports: list[WaitingReport] = []
-        self._registrations: list[WaitingReport] = []
         self._is_closed = False
 
     def put(self, sync: Sync) -> Future[SyncAnswer]:
@@ -60,7 +61,7 @@ class ReportInbox:
         with self._lock:
             if self._is_closed:
                 raise errors.Unavailable(STOPPING)
-            (self._reports if sync.session else self._registrations).append(waiting)
+            self._reports.append(waiting)
         self._arrival.set()
         return waiting.answer
 
@@ -69,41 +70,53 @@ class ReportInbox:
         self._arrival.wait(seconds)
 
     def take(self) -> list[WaitingReport]:
-        """Remove and return the reports of one round. Late registrations fail with Unavailable."""
+        """Remove and return the reports of one round. Late reports fail with Unavailable."""
         with self._lock:
             self._arrival.clear()
-            reports, self._reports = self._reports[:MAX_REPORTS], self._reports[MAX_REPORTS:]
-            newest, late = _select_newest(self._registrations, self._monotonic() - PATIENCE_SECONDS)
-            taken, self._registrations = newest[-MAX_REGISTRATIONS:], newest[:-MAX_REGISTRATIONS]
-            if self._reports or self._registrations:
+            newest, late = _select_newest(self._reports, self._monotonic() - PATIENCE_SECONDS)
+            taken, self._reports = _split(newest)
+            if self._reports:
                 self._arrival.set()
         for waiting in late:
             waiting.answer.set_exception(errors.Unavailable(LATE.format(waiting.sync.host)))
-        return reports + taken
+        return taken
 
     def close(self) -> None:
         """Refuse further reports. Waiting reports fail with Unavailable."""
         with self._lock:
             self._is_closed = True
-            reports = self._reports + self._registrations
-            self._reports, self._registrations = [], []
+            reports, self._reports = self._reports, []
         for waiting in reports:
             waiting.answer.set_exception(errors.Unavailable(STOPPING))
         self._arrival.set()
 
 
 def _select_newest(
-    registrations: Sequence[WaitingReport], since: float
+    reports: Sequence[WaitingReport], since: float
 ) -> tuple[list[WaitingReport], list[WaitingReport]]:
-    """Return the newest registration of each host that came after ``since``, and all others.
+    """Return the newest report of each host that came after ``since``, and all others.
 
     The first list is in the order of arrival.
     """
     by_host: dict[str, WaitingReport] = {}
     late = []
-    for waiting in registrations:
+    for waiting in reports:
         older = by_host.pop(waiting.sync.host, None)
         late += [older] if older else []
         by_host[waiting.sync.host] = waiting
     newest = [waiting for waiting in by_host.values() if waiting.came_at >= since]
     return newest, late + [waiting for waiting in by_host.values() if waiting.came_at < since]
+
+
+def _split(reports: Sequence[WaitingReport]) -> tuple[list[WaitingReport], list[WaitingReport]]:
+    """Return the reports of one round, newest first, and the remaining ones in their order."""
+    taken: list[WaitingReport] = []
+    remaining, full_reports = [], 0
+    for waiting in reversed(reports):
+        is_full = waiting.sync.session == 0 or waiting.sync.domains is not None
+        if len(taken) == MAX_REPORTS or (is_full and full_reports == MAX_FULL_REPORTS):
+            remaining.append(waiting)
+            continue
+        full_reports += is_full
+        taken.append(waiting)
+    return taken, remaining[::-1]
