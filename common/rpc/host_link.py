@@ -24,7 +24,7 @@ import threading
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
@@ -39,6 +39,7 @@ from common.rpc.broker_client import Listener, Probe, Sender, Take
 from common.rpc.door_watch import DoorWatch
 from common.rpc.host_bindings import HostBindings
 from common.rpc.host_messages import REMEMBERED, Header, Refusals, claimed_host, pack, unpack
+from common.rpc.newest_first import NewestFirst
 from common.rpc.problems import result, run_method
 from common.rpc.silent_names import SilentNames
 from common.security.broker_names import (
@@ -477,11 +478,11 @@ class ControlSide(_Side):
         #: requests.
         self._numbers: dict[str, int] = {}
         self._joins: dict[str, Method] = {}
-        self._pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="from-hosts")
+        self._pool = NewestFirst[tuple[Header, Method, JsonObject]](
+            lambda request: self._answer(*request), AT_ONCE, STALE_SECONDS, "from-hosts"
+        )
         #: Separate, because a host without a queue gets no answer to any other request.
         self._declarations = ThreadPoolExecutor(1, thread_name_prefix="host-queues")
-        #: Requests that wait for a thread of the pool, in the order of arrival.
-        self._waiting: deque[tuple[Header, Method, JsonObject, float]] = deque()
         self._asking, self._answering = Sender(connect, confirms=True), Sender(connect)
         self._declaring = Sender(connect)
 
@@ -675,20 +676,11 @@ class ControlSide(_Side):
                     f"{header.purpose}"
                 )
             if door == HEARTBEATS:
-                self._answer(header, method, content, time.monotonic())
+                self._answer(header, method, content)
             else:
-                self._waiting.append((header, method, content, time.monotonic()))
-                self._pool.submit(self._answer_newest)
+                self._pool.put((header, method, content))
 
         self._process(body, take)
-
-    def _answer_newest(self) -> None:
-        """Answer the newest of the waiting requests.
-
-        Why the newest: if there are more requests than threads, the sender of the oldest one has
-        given up. With the oldest first, no request would be answered in time.
-        """
-        self._answer(*self._waiting.pop())
 
     def _note_number(self, host: str, number: int) -> None:
         """Note the number of the name under which a host reads its queue."""
@@ -741,16 +733,12 @@ class ControlSide(_Side):
 
         self._declaring.run(f"the declaration of {queue}", declare)
 
-    def _answer(self, header: Header, method: Method, content: JsonObject, came_at: float) -> None:
+    def _answer(self, header: Header, method: Method, content: JsonObject) -> None:
         """Run a method and send its result to the host.
 
         If the method raises NotGenuine, or the key is not valid any more or cannot be read, the
-        request is counted in ``refusals`` and gets no answer. A request that waited longer than
-        ``STALE_SECONDS`` is dropped, for example because the database was unreachable. The host has
-        given up, and repeats the request. ``came_at`` is the monotonic time of the arrival.
+        request is counted in ``refusals`` and gets no answer.
         """
-        if time.monotonic() - came_at > STALE_SECONDS:
-            return
         arguments = {**content, "host": header.host}
         if header.purpose == Purpose.JOIN:
             arguments["generation"] = header.generation
@@ -776,8 +764,8 @@ class ControlSide(_Side):
             self._bindings.close()
         if self._watch is not None:
             self._watch.close()
-        for pool in (self._pool, self._declarations):
-            pool.shutdown(wait=False, cancel_futures=True)
+        self._pool.close()
+        self._declarations.shutdown(wait=False, cancel_futures=True)
         self._asking.close()
         self._answering.close()
         self._declaring.close()

@@ -39,6 +39,7 @@ THREADS = {
     "common/rpc/door_watch.py": "a node that hangs must not delay the messages of hosts",
     "common/rpc/broker_client.py": "a listener reads from the broker beside the other work of a process",
     "common/rpc/host_link.py": "slow messages and queries of hosts must not delay other messages",
+    "common/rpc/newest_first.py": "a slow request of a host must not delay the newer requests of others",
     "common/rpc/conductor.py": "wakeup messages are sent from one thread so that the API never waits for the broker",
     "common/clients/identity.py": "a silent identity service may delay callers that need a token only briefly",
     "common/clients/limits.py": "a silent identity service may delay callers that need a limit only briefly",
