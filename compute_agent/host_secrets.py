@@ -27,8 +27,9 @@ from common.security.host_keys import GOOD_FOR_SECONDS, HostKey, NotGenuine, Own
 from common.service.log import get_logger
 
 log = get_logger(__name__)
-#: Pause after a failure, before the agent fetches the secrets again.
-PAUSE_SECONDS = 30.0
+#: Pauses before the agent fetches the secrets again: after a failure, and after a success, because
+#: conductors answer differently while an operator restarts one after the other.
+PAUSE_SECONDS, SETTLE_SECONDS = 30.0, 10.0
 #: Time for which messages with the previous keys are accepted. Processes of the control plane may
 #: use these keys for ``GOOD_FOR_SECONDS``.
 PREVIOUS_SECONDS = 2 * GOOD_FOR_SECONDS
@@ -131,7 +132,8 @@ class SecretsKeeper:
     def compare(self, digest: str) -> bool:
         """Fetch and use the secrets if the host has others than those with this digest.
 
-        After a failure, which is logged, nothing is fetched for ``PAUSE_SECONDS``.
+        Afterwards nothing is fetched for ``SETTLE_SECONDS``. A failure is logged, and nothing is
+        fetched for ``PAUSE_SECONDS``.
 
         Args:
             digest: ``secrets`` of a conductor's answer. Empty: the conductor does not know it.
@@ -141,6 +143,7 @@ class SecretsKeeper:
         """
         if digest in ("", self._keys.own.fetched) or self._clock.monotonic() < self._not_before:
             return False
+        self._not_before = self._clock.monotonic() + SETTLE_SECONDS
         try:
             self._renew()
         except (errors.Problem, errors.ConfigError, NotGenuine, OSError, ValueError) as problem:

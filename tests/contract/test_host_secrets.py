@@ -22,7 +22,13 @@ from common.rpc.broker import opener
 from common.rpc.host_credentials import HostSecretsClient
 from common.rpc.host_link import ControlSide, HostSide
 from common.security.host_keys import Generations, OwnKeys, Purpose
-from compute_agent.host_secrets import PAUSE_SECONDS, KeyFile, LiveKeys, SecretsKeeper
+from compute_agent.host_secrets import (
+    PAUSE_SECONDS,
+    SETTLE_SECONDS,
+    KeyFile,
+    LiveKeys,
+    SecretsKeeper,
+)
 from conductor.hosts.host_credentials import HostSecretsSource
 from tests.contract.test_host_link import SECRETS, World
 from tests.contract.test_rpc import CallRecorder
@@ -50,7 +56,8 @@ class Rig:
     source: HostSecretsSource | None = None
 
     def configure(self, secrets: dict[Purpose, str], brokers: tuple[str, ...] = ()) -> None:
-        """Replace the conductor by one with these secrets."""
+        """Replace the conductor by one with these secrets, and let the agent's pause end."""
+        self.clock.seconds += SETTLE_SECONDS
         if self.control is not None:
             self.control.close()
         keys = self.world.keys(secrets)
@@ -116,6 +123,17 @@ def test_host_follows_change_of_both_secrets_step_by_step(rig: Rig) -> None:
     assert len(recorder.calls) == 4
     assert rig.keys.own.secrets == rig.world.keys(NEW).for_host("h1").secrets
     assert (rig.keys.own.others, rig.keys.own.other_passwords) == ({}, ())
+
+
+def test_host_fetches_rarely_while_conductors_have_different_secrets(rig: Rig) -> None:
+    """An operator restarts one conductor after the other, and each answer has another digest."""
+    rig.configure(BOTH)
+    rig.send_heartbeat()
+    first = rig.keys.own
+    assert not any(rig.keeper.compare(f"other {number}") for number in range(9))
+    assert rig.keys.own is first
+    rig.clock.seconds += SETTLE_SECONDS
+    assert rig.keeper.compare("other") and rig.keys.own is not first
 
 
 def test_host_that_missed_the_new_secret_is_refused(rig: Rig) -> None:
