@@ -104,14 +104,15 @@ class BrokerTransport(AmqpTransport):
     def _log_in(self, other_passwords: Sequence[str]) -> Connection:
         """Open the connection with the first password that the broker accepts."""
         client: Any = self.client
-        for password in other_passwords:
+        remaining = list(other_passwords)
+        while True:
             try:
+                # kombu declares no types.
                 return super().establish_connection()  # type: ignore[no-untyped-call]
             except BROKEN as problem:
-                if getattr(problem, "reply_code", None) != ACCESS_REFUSED:
+                if not remaining or getattr(problem, "reply_code", None) != ACCESS_REFUSED:
                     raise
-                client.password = password
-        return super().establish_connection()  # type: ignore[no-untyped-call]
+                client.password = remaining.pop(0)
 
 
 TRANSPORT_ALIASES["amqp"] = f"{__name__}:{BrokerTransport.__name__}"

@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from common.domain.json_types import JsonObject
@@ -21,7 +21,7 @@ from common.domain.wire import from_wire, to_wire
 from common.rpc.host_link import HostSide, Method
 from common.security.broker_names import REPORTS
 from common.security.host_joins import Envelope
-from common.security.host_keys import AllKeys
+from common.security.host_keys import AllKeys, OwnKeys
 
 ANSWER_SECONDS = 10.0
 #: Shorter, because the agent sends no heartbeat meanwhile.
@@ -213,6 +213,15 @@ def secrets_of(keys: AllKeys, host: str, brokers: Sequence[str]) -> HostSecrets:
         keys.broker_passwords(host),
         list(brokers),
     )
+
+
+def key_file_of(keys: AllKeys, host: str, transport_url: str, brokers: Sequence[str]) -> OwnKeys:
+    """Return the content of a host's key file, with the digest of the host's secrets of today.
+
+    Arguments and errors are those of ``secrets_of``. ``transport_url`` is as in ``OwnKeys``.
+    """
+    digest = secrets_of(keys, host, brokers).digest()
+    return replace(keys.for_host(host, transport_url), fetched=digest)
 
 
 class HostSecretsApi(Protocol):

@@ -26,6 +26,7 @@ from oslo_config import cfg
 from common.domain import errors
 from common.domain.models import Access, Command
 from common.domain.verbs import Verb, decode
+from common.security import secret_lists
 from common.security.vault import Vault
 
 log = logging.getLogger(__name__)
@@ -69,7 +70,7 @@ def configured(conf: cfg.ConfigOpts) -> Tickets:
     Without [image_gateway] ticket_secret, use [DEFAULT] secret_key and log a warning.
     """
     secret = conf.image_gateway.ticket_secret
-    if not secret.strip(", "):
+    if not secret_lists.split(secret):
         log.warning(
             "every process with [DEFAULT] secret_key can make tickets for images: set "
             "[image_gateway] ticket_secret for conductors and image gateways"

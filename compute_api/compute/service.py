@@ -65,6 +65,7 @@ def application(conf: cfg.ConfigOpts, policy: Policy | None = None) -> WSGIAppli
     from common.rpc.broker import opener, require_answer
     from common.rpc.host_link import ControlSide
     from common.rpc.transport import Transport
+    from common.security import secret_lists
     from common.security.broker_names import API
     from common.security.vault import Vault
     from common.service.notification_options import NotificationSettings
@@ -86,7 +87,7 @@ def application(conf: cfg.ConfigOpts, policy: Policy | None = None) -> WSGIAppli
     for resource in (store, link, transport):
         _opened.callback(resource.close)
     identity = IdentityClient(conf)
-    vault = Vault(conf.secret_key) if conf.secret_key.strip(", ") else None
+    vault = Vault(conf.secret_key) if secret_lists.split(conf.secret_key) else None
     keystone = limits.configured(conf)
     if keystone is not None:
         _opened.callback(keystone.close)

@@ -13,7 +13,7 @@ from wsgiref.types import WSGIApplication
 from oslo_config import cfg
 
 from common import access
-from common.security import tls
+from common.security import secret_lists, tls
 from common.service import service
 from compute_api.http.worker import server
 from compute_api.http.worker.limits import ClientLimits
@@ -60,7 +60,7 @@ def limits(conf: cfg.ConfigOpts) -> ClientLimits:
 def main() -> None:
     """Run the console script ``kilonova-image-gateway``."""
     conf = service.start("image-gateway")
-    if not (conf.image_gateway.ticket_secret + conf.secret_key).strip(", "):
+    if not secret_lists.split(conf.image_gateway.ticket_secret + conf.secret_key):
         service.refuse(
             "image-gateway",
             "tickets cannot be validated: set [image_gateway] ticket_secret to the value of the conductors",

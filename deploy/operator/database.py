@@ -9,6 +9,7 @@ from collections import Counter
 from contextlib import closing
 
 from common.domain import errors
+from common.security import secret_lists
 from common.security.vault import Vault
 from common.service import config
 from common.store import upgrades
@@ -57,7 +58,7 @@ def upgrade(options: argparse.Namespace) -> int:
     try:
         sealed_servers = (
             sealed_columns.seal_user_data(store, Vault(conf.secret_key))
-            if conf.secret_key.strip(", ")
+            if secret_lists.split(conf.secret_key)
             else 0
         )
     finally:
@@ -87,7 +88,7 @@ def reseal(options: argparse.Namespace) -> int:
         Unavailable: No key opens a stored secret, or the database does not answer.
     """
     conf = config.load(options.config)
-    if not conf.secret_key.strip(", "):
+    if not secret_lists.split(conf.secret_key):
         raise errors.ConfigError(
             "[DEFAULT] secret_key is not set. Run this command with the configuration file of a conductor"
         )

@@ -136,7 +136,7 @@ def test_host_fetches_rarely_while_conductors_have_different_secrets(rig: Rig) -
     assert rig.keeper.compare("other") and rig.keys.own is not first
 
 
-def test_host_that_missed_the_new_secret_is_refused(rig: Rig) -> None:
+def test_conductor_refuses_host_without_new_secret(rig: Rig) -> None:
     rig.configure(NEW)
     assert conductor.ConductorClient(rig.link).heartbeat(Heartbeat("h1", 3), 1) is None
     assert rig.control is not None and rig.control.refusals.counted["h1"] > 0

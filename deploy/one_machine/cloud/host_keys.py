@@ -7,7 +7,6 @@ because the files follow from the database.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 
 from common.security import private_files
@@ -17,7 +16,7 @@ from deploy.one_machine.cloud.cloud import Cloud
 
 def make(cloud: Cloud) -> None:
     """Make a key in the database for each host without a key, and write all hosts' key files."""
-    from common.rpc.host_credentials import secrets_of
+    from common.rpc.host_credentials import key_file_of
     from common.service import config
     from common.store.engine import Store
     from common.store.hosts import host_keys
@@ -30,10 +29,8 @@ def make(cloud: Cloud) -> None:
             store.write(partial(host_keys.ensure, host=host))
         keys = host_keys.of_all(store, conf)
         for number, host in enumerate(cloud.hosts, 1):
-            digest = secrets_of(keys, host, conf.host_keys.broker_addresses).digest()
-            own = replace(
-                keys.for_host(host, broker.host_url(host) if broker else ""), fetched=digest
-            )
+            url = broker.host_url(host) if broker else ""
+            own = key_file_of(keys, host, url, conf.host_keys.broker_addresses)
             private_files.replace(cloud.state_folder(number) / "host.key", own.text())
     finally:
         store.close()

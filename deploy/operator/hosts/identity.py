@@ -13,7 +13,6 @@ import argparse
 import re
 import secrets
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 from oslo_config import cfg
@@ -21,7 +20,7 @@ from oslo_config import cfg
 from common.domain import errors
 from common.domain.service_binaries import Binary
 from common.rpc.broker import address_of, url_as
-from common.rpc.host_credentials import secrets_of
+from common.rpc.host_credentials import key_file_of
 from common.security import broker_identities, broker_names, private_files, tls
 from common.security.host_joins import JoinToken
 from common.security.host_keys import Purpose, derive
@@ -209,11 +208,24 @@ def _require_empty(tx: Connection, host: str) -> None:
 
 
 def _open(options: argparse.Namespace) -> tuple[cfg.ConfigOpts, Store]:
-    conf = config.load(options.config)
     if NAME.fullmatch(options.host) is None:
         raise errors.ConfigError(
             f"{options.host!r} is not a host name; use letters, digits, '.', '_' and '-'"
         )
+    return open_with_secrets(options.config)
+
+
+def open_with_secrets(path: str | None) -> tuple[cfg.ConfigOpts, Store]:
+    """Return the configuration, and the database, whose version is checked.
+
+    Args:
+        path: Path of the configuration file, or None for the default.
+
+    Raises:
+        ConfigError: The configuration lacks a secret from which the keys of hosts are derived.
+        Unavailable: The database does not answer.
+    """
+    conf = config.load(path)
     for name in ("command_secret", "query_secret"):
         if not conf.host_keys[name]:
             raise errors.ConfigError(
@@ -247,9 +259,7 @@ def _issue(
     password = all_keys.broker_password(host, generation)
     at = conf.host_keys.broker_addresses
     url = url_as(conf, broker_names.user_of(host), password, at=at)
-    keys = replace(
-        all_keys.for_host(host, url, generation), fetched=secrets_of(all_keys, host, at).digest()
-    )
+    keys = key_file_of(all_keys, host, url, at)
     store.close()
     path = Path(options.file or f"{host}.key")
     private_files.replace(path, keys.text())

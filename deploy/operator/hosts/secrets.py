@@ -14,13 +14,11 @@ import sqlalchemy as sa
 from oslo_config import cfg
 from sqlalchemy.engine import Connection
 
-from common.domain.errors import ConfigError
 from common.rpc.host_credentials import secrets_of
-from common.service import config
-from common.store import upgrades
 from common.store.engine import Store
 from common.store.hosts import host_keys, host_status
 from common.store.schema import hosts
+from deploy.operator.hosts.identity import open_with_secrets
 
 #: Seconds for which ``--wait`` waits, and between two looks.
 MAX_WAIT_SECONDS, PAUSE_SECONDS = 120.0, 2.0
@@ -38,15 +36,7 @@ def show(options: argparse.Namespace) -> int:
         ConfigError: The configuration lacks a secret.
         Unavailable: The database does not answer.
     """
-    conf = config.load(options.config)
-    for name in ("command_secret", "query_secret"):
-        if not conf.host_keys[name]:
-            raise ConfigError(
-                f"[host_keys] {name} is not set. Run this command where a conductor runs, with the conductor's "
-                "configuration file"
-            )
-    store = Store.open(conf)
-    upgrades.check(store)
+    conf, store = open_with_secrets(options.config)
     until = time.monotonic() + (MAX_WAIT_SECONDS if options.wait else 0.0)
     try:
         while True:

@@ -44,7 +44,7 @@ def test_pool_processes_newest_item_first() -> None:
     rig.pool.close()
 
 
-def test_pool_drops_items_that_waited_too_long() -> None:
+def test_pool_drops_stale_items() -> None:
     """Items are dropped while the threads are busy, too, so that memory stays bounded."""
     rig = Rig(stale_seconds=0.2)
     for item in range(1, 100):
@@ -63,7 +63,7 @@ def _put_and_count(pool: NewestFirst[int]) -> int:
     return len(pool.waiting)
 
 
-def test_pool_logs_error_and_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+def test_pool_processes_next_item_after_error(caplog: pytest.LogCaptureFixture) -> None:
     rig = Rig()
     for item in (1, -1):
         rig.pool.put(item)
